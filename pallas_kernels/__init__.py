@@ -1,0 +1,1 @@
+"""Array operations of the server, each with one signature and several backends."""

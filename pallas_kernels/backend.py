@@ -1,0 +1,78 @@
+"""Which implementation of an op runs here, and why.
+
+Ops know their implementations by name; this module knows which of the names can run on this machine. It is the one
+table to extend when a new backend (a native library, a GPU kernel) arrives.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """A backend's name and the sentence an operator reads about it."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One row of the table: `unavailable()` is None where it runs, else the sentence that says why not."""
+
+    name: str
+    description: str
+    unavailable: Callable[[], str | None]
+
+
+def choose_backend(implemented: tuple[str, ...], requested: str | None = None) -> BackendChoice:
+    """The backend to run: the requested one, else the first of the table that is implemented and can run here.
+
+    Raises ValueError for a name that the table or the op lacks, NotImplementedError for one that cannot run here.
+    """
+    if requested is not None:
+        return _requested_backend(implemented, requested)
+    passed_over = []
+    for backend in BACKENDS:
+        if backend.name not in implemented:
+            continue
+        why_not = backend.unavailable()
+        if why_not is None:
+            reason = f"{backend.name}: {backend.description}"
+            return BackendChoice(backend.name, "; ".join([reason, *passed_over]))
+        passed_over.append(f"not {backend.name}: {why_not}")
+    raise NotImplementedError(f"none of {implemented} runs here: {'; '.join(passed_over)}")
+
+
+def _requested_backend(implemented: tuple[str, ...], requested: str) -> BackendChoice:
+    if requested not in implemented:
+        raise ValueError(f"backend {requested!r} is not one of {implemented}")
+    backend = next((row for row in BACKENDS if row.name == requested), None)
+    if backend is None:
+        raise ValueError(f"backend {requested!r} is not one of {tuple(row.name for row in BACKENDS)}")
+    why_not = backend.unavailable()
+    if why_not is not None:
+        raise NotImplementedError(f"{requested}: {why_not}")
+    return BackendChoice(requested, f"{requested}: asked for by name; {backend.description}")
+
+
+def _needs_hopper() -> str | None:
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        return f"needs a Hopper GPU, the default device is {device.platform}"
+    capability = str(getattr(device, "compute_capability", "unknown"))
+    return None if capability.startswith("9.") else f"needs compute capability 9.x, this GPU has {capability}"
+
+
+def _runs_everywhere() -> str | None:
+    return None
+
+
+# In order of preference. An op offers the subset that it implements.
+BACKENDS: tuple[Backend, ...] = (
+    Backend("mosaic", "Pallas Mosaic kernel for Hopper", _needs_hopper),
+    Backend("xla", "blocks of rows that share an expert, compiled by XLA", _runs_everywhere),
+    Backend("reference", "dense jnp, slow and obviously right", _runs_everywhere),
+)

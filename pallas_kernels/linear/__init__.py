@@ -1,0 +1,1 @@
+"""Dense products of activations with a weight matrix."""
