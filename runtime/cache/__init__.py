@@ -1,0 +1,1 @@
+"""Pages of KV memory and the prefixes that share them."""

@@ -1,0 +1,243 @@
+"""EngineConfig: the whole configuration as one frozen pydantic model, read from one YAML file. Imports no JAX.
+
+Every field says how a change takes effect: `live` (next step), `recompile` (rungs compiled in the background,
+swapped between steps) or `restart`. Durations are written `500ms`, `2s`, `15min`; sizes `80%`, `20GiB`.
+"""
+
+import difflib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+_DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(us|ms|s|min|h)$")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(%|B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)$")
+_BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40} | {
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from `500ms`, `2s`, `15min`; a bare number is refused because its unit would be a guess."""
+    if isinstance(value, str) and (m := _DURATION.match(value.strip())):
+        return float(m[1]) * _SECONDS[m[2]]
+    raise ValueError(f"{value!r} is not a duration; write for example 500ms, 2s, 15min")
+
+
+class Size(BaseModel):
+    """A size: `fraction` of something (0 to 1), or `num_bytes`; exactly one is set."""
+
+    model_config = ConfigDict(frozen=True)
+    fraction: float | None = None
+    num_bytes: int | None = None
+
+    def of(self, total: int) -> int:
+        """Bytes, given what 100 % means."""
+        return self.num_bytes if self.num_bytes is not None else int(total * (self.fraction or 0.0))
+
+    def __str__(self) -> str:
+        return f"{self.num_bytes}B" if self.num_bytes is not None else f"{100 * (self.fraction or 0):g}%"
+
+
+def parse_size(value: object) -> Size:
+    """Size from `80%`, `20GiB`."""
+    if isinstance(value, Size):
+        return value
+    if isinstance(value, str) and (m := _SIZE.match(value.strip())):
+        number = float(m[1])
+        if m[2] != "%":
+            return Size(num_bytes=int(number * _BYTES[m[2]]))
+        if number <= 100:
+            return Size(fraction=number / 100)
+    raise ValueError(f"{value!r} is not a size; write for example 80%, 512MiB, 20GiB")
+
+
+def _duration_text(seconds: float) -> str:
+    return f"{seconds * 1e3:g}ms" if seconds < 1 else f"{seconds:g}s"
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(lambda v: v if isinstance(v, float) else parse_duration(v)),
+    PlainSerializer(_duration_text, return_type=str),
+]
+SizeField = Annotated[Size, BeforeValidator(parse_size), PlainSerializer(str, return_type=str)]
+
+
+def _field(kind: Literal["live", "recompile", "restart"], default: Any, description: str, **bounds: Any) -> Any:
+    return Field(default, description=description, json_schema_extra={"change": kind}, validate_default=True, **bounds)
+
+
+def _live(default: Any, description: str, **bounds: Any) -> Any:
+    return _field("live", default, description, **bounds)
+
+
+def _recompile(default: Any, description: str, **bounds: Any) -> Any:
+    return _field("recompile", default, description, **bounds)
+
+
+def _restart(default: Any, description: str, **bounds: Any) -> Any:
+    return _field("restart", default, description, **bounds)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelConfig(_Section):
+    """Which weights are served."""
+
+    path: str = _restart("", "folder in Hugging Face layout; empty means the embedded model")
+    served_name: str = _restart("", "name in the API; empty means the folder's name", max_length=256)
+    load_format: Literal["auto", "dummy"] = _restart("auto", "dummy: seeded random weights from config.json alone")
+    dtype: Literal["bf16", "fp32"] = _restart("bf16", "precision of weights and KV")
+    max_context: int = _restart(0, "longest prompt + output; 0: the model's own limit", ge=0, le=1 << 20)
+
+
+class ServerConfig(_Section):
+    """The HTTP endpoint and its limits."""
+
+    host: str = _restart("127.0.0.1", "address to listen on; loopback by default")
+    port: int = _restart(8000, "port of the endpoint", ge=0, le=65535)
+    api_keys: tuple[str, ...] = _restart((), "SHA-256 hex digests of accepted keys; empty: no key needed")
+    max_body_size: SizeField = _restart("2MiB", "larger request bodies are refused before they are read")
+    max_prompt_bytes: int = _live(400_000, "longer prompts are refused before tokenising", ge=1)
+    max_n: int = _live(16, "largest n", ge=1, le=128)
+    max_queued_requests: int = _live(512, "requests waiting before 429", ge=1)
+    max_queued_tokens: int = _live(1 << 20, "prompt + output tokens waiting before 429", ge=1)
+    queue_timeout: Duration = _live("120s", "longest wait in the queue before 429")
+    drain_delay: Duration = _live("2s", "time between not ready and no admission on SIGTERM")
+    drain_timeout: Duration = _live("30s", "longest wait for running requests on SIGTERM")
+
+
+class BatchProcessingConfig(_Section):
+    """Batch sizes and windows; the keys and start values that people know."""
+
+    enable_dynamic_batch: bool = _live(True, "let the controller choose the batch size")
+    base_batch_size: int = _live(32, "start of the batch-size formula", ge=1, le=4096)
+    max_batch_size: int = _recompile(32, "rows of the largest decode rung", ge=1, le=4096)
+    dynamic_adjust_window: Duration = _live("500ms", "time between decisions of the batch size")
+    expert_load_threshold: float = _live(0.75, "busiest device's load above which experts are rebalanced", gt=0, le=1)
+    micro_batch_size: int = _live(16, "requests of one micro-batch", ge=1, le=4096)
+    dynamic_batch_window: Duration = _live("50ms", "time between decisions of the micro-batch size")
+    max_micro_batch_size: int = _live(32, "largest micro-batch", ge=1, le=4096)
+    expert_balance_weight: float = _live(0.0, "how far routing may lean to less loaded copies", ge=0, le=0.5)
+    alpha: float = _live(0.5, "gain of the batch-size formula", ge=0, le=1)
+    smoothing: bool = _live(True, "damp changes of the batch size")
+
+
+class SloConfig(_Section):
+    """What users were promised."""
+
+    ttft: Duration = _live("2s", "time to first token")
+    itl: Duration = _live("100ms", "time between tokens")
+
+
+class ParallelConfig(_Section):
+    """Devices."""
+
+    expert_parallel_size: int = _restart(1, "devices that share the experts", ge=1)
+    tensor_parallel_size: int = _restart(1, "devices that share each product", ge=1)
+
+
+class KvCacheConfig(_Section):
+    """KV memory."""
+
+    kv_cache_external: bool = _restart(False, "keep prefixes outside device memory too")
+    kv_cache_size: SizeField = _restart("80%", "device memory left after the weights that KV may take, or a size")
+    levels: int = _restart(3, "KV levels when external", ge=1, le=3)
+    l1_size: SizeField = _restart("20%", "share of the device level")
+    l2_size: SizeField = _restart("50%", "share of the host level")
+    l3_size: SizeField = _restart("30%", "share of the shared store")
+    page_size: int = _restart(16, "tokens of one page", ge=1, le=256)
+    enable_prefix_cache: bool = _live(True, "share pages between requests that start alike")
+
+
+class PrecisionConfig(_Section):
+    """Precision by load."""
+
+    dynamic_precision: bool = _live(True, "switch precision by load where the backend has both")
+    load_threshold: float = _live(0.85, "load above which low_precision is used", gt=0, le=1)
+    high_precision: Literal["bf16", "fp16", "fp32"] = _restart("bf16", "precision below the threshold")
+    low_precision: Literal["fp8", "int8", "bf16"] = _restart("fp8", "precision above the threshold")
+
+
+class TrafficPredictionConfig(_Section):
+    """Forecast of traffic."""
+
+    enable_traffic_prediction: bool = _live(True, "use the forecast where it beats plain ones")
+    prediction_window: Duration = _live("15min", "how far ahead")
+    prediction_model_path: str = _restart("", "folder of the forecast model")
+
+
+class LadderConfig(_Section):
+    """The shapes that are compiled, and nothing else is."""
+
+    prefill_tokens: tuple[int, ...] = _recompile((), "token counts of the prefill rungs; empty: chosen by rule")
+    decode_rows: tuple[int, ...] = _recompile((), "row counts of the decode rungs; empty: chosen by rule")
+    max_prefill_tokens: int = _recompile(512, "tokens of the largest prefill rung", ge=16, le=1 << 16)
+    max_prefill_rows: int = _recompile(16, "chunks in one prefill step", ge=1, le=256)
+    max_decode_steps: int = _live(8, "decode steps in one launch where nothing needs the host", ge=1, le=16)
+    compile_workers: int = _restart(2, "threads that compile rungs", ge=1, le=64)
+    cache_dir: str = _restart("", "folder of the persistent compile cache; empty: ~/.cache/moe-ladder; 'off': none")
+
+
+class EngineConfig(_Section):
+    """The whole configuration; replaced, never edited."""
+
+    model: ModelConfig = ModelConfig()
+    server: ServerConfig = ServerConfig()
+    batch_processing: BatchProcessingConfig = BatchProcessingConfig()
+    slo: SloConfig = SloConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    kv_cache: KvCacheConfig = KvCacheConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    traffic_prediction: TrafficPredictionConfig = TrafficPredictionConfig()
+    ladder: LadderConfig = LadderConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_nearest_key(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            _refuse_unknown_keys(cls, data, "")
+        return data
+
+
+def _refuse_unknown_keys(model: type[BaseModel], data: dict[Any, Any], path: str) -> None:
+    for key, value in data.items():
+        field = model.model_fields.get(key) if isinstance(key, str) else None
+        if field is None:
+            near = difflib.get_close_matches(str(key), model.model_fields, n=1, cutoff=0.0)
+            raise ValueError(f"unknown key {path}{str(key)[:80]!s}; the nearest known key is {path}{near[0]}")
+        section = field.annotation
+        if isinstance(value, dict) and isinstance(section, type) and issubclass(section, BaseModel):
+            _refuse_unknown_keys(section, value, f"{path}{key}.")
+
+
+def load_config(path: Path, overrides: Callable[[dict[str, Any]], None] | None = None) -> EngineConfig:
+    """EngineConfig from a YAML file. Raises ValueError with one line per wrong field."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: expected a mapping of sections, found {type(data).__name__}")
+    if overrides is not None:
+        overrides(data)
+    return parse_config(data, source=str(path))
+
+
+def parse_config(data: dict[str, Any], source: str = "config") -> EngineConfig:
+    """EngineConfig from plain data. Raises ValueError that names each field, its value and what is allowed."""
+    try:
+        return EngineConfig.model_validate(data)
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(map(str, e['loc'])) or source}: {e['msg'].removeprefix('Value error, ')}"
+            + (f" (got {str(e['input'])[:80]!r})" if e["loc"] else "")
+            for e in error.errors()[:10]
+        ]
+        raise ValueError(f"{source}: " + "; ".join(lines)) from None

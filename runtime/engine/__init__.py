@@ -1,0 +1,1 @@
+"""The engine, its owner thread and what may be asked of it."""

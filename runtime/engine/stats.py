@@ -1,0 +1,96 @@
+"""Counters and histograms of one engine, and the frozen snapshot that others read. Imports no JAX.
+
+The engine's thread is the only writer; `EngineStats.snapshot` may be called from that thread only and its result
+handed to anyone.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+TTFT_BOUNDS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+ITL_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+LONG_BOUNDS_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+TOKEN_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts by upper bound (inclusive), with the sum: a Prometheus histogram before it is one."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def copy(self) -> "Histogram":
+        return Histogram(self.bounds, list(self.counts), self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class RungSnapshot:
+    """One rung of the ladder: its state (absent, compiling, ready, failed) and what it has computed.
+
+    `real_tokens` of `computed_tokens` positions were asked for; the rest was padding.
+    """
+
+    name: str
+    phase: str
+    size: int
+    state: str
+    compile_s: float
+    from_cache: bool
+    temp_bytes: int
+    hits: int
+    real_tokens: int
+    computed_tokens: int
+    step_s: float  # median of the last launches, seconds from launch to tokens read
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """What the engine tells about itself; counters are totals since start, times `time.monotonic()` seconds."""
+
+    state: str  # loading, ready, draining, failed
+    error: str
+    uptime_s: float
+    num_steps: int  # heartbeat: moves whenever work is done
+    last_step_s: float
+    num_running: int
+    num_waiting: int
+    waiting_tokens: int
+    num_pages: int
+    used_pages: int
+    cached_pages: int
+    page_size: int
+    prompt_tokens: int
+    generation_tokens: int
+    cached_prompt_tokens: int
+    prefix_queries: int  # tokens looked up
+    prefix_hits: int  # tokens found
+    num_preemptions: int
+    finished: dict[str, int]  # by finish reason
+    rejected: dict[str, int]  # by error code
+    late_compiles: int
+    rungs: tuple[RungSnapshot, ...]
+    expert_tokens: tuple[tuple[int, ...], ...]  # [layer][logical expert], totals since start
+    ttft_s: Histogram
+    itl_s: Histogram
+    e2e_s: Histogram
+    queue_s: Histogram
+    prefill_s: Histogram
+    decode_s: Histogram
+    prompt_len: Histogram
+    generation_len: Histogram
+    host_step_s: Histogram  # host time of one launch + collect, without waiting for the device
+    drain_rate_tokens_s: float  # recent tokens finished for each second, for Retry-After

@@ -1,0 +1,1 @@
+"""Routing of tokens to experts and back."""

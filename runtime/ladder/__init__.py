@@ -1,0 +1,1 @@
+"""The bucket ladder: every shape that is ever compiled."""

@@ -1,0 +1,1 @@
+"""The transformer, described by data."""

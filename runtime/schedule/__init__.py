@@ -1,0 +1,1 @@
+"""Which sequence computes what in the next step; imports no JAX."""

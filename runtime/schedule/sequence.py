@@ -1,0 +1,65 @@
+"""Sequence: the one mutable record of a request's progress, owned by the scheduler. Imports no JAX."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from runtime.request import FinishReason, Request
+
+
+class SequenceStatus(Enum):
+    WAITING = auto()  # in the line; holds no row and no pages
+    RUNNING = auto()  # holds a row and pages
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Progress of one request.
+
+    Tokens are prompt + outputs. `num_scheduled` counts positions whose KV has been launched (or taken from the
+    prefix cache); `num_pending` counts output tokens launched but not yet read by the host. A preempted sequence
+    goes back to WAITING with its outputs kept: they are then part of what it must prefill.
+    """
+
+    request: Request
+    status: SequenceStatus = SequenceStatus.WAITING
+    output_ids: list[int] = field(default_factory=list)
+    num_scheduled: int = 0
+    num_pending: int = 0
+    num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
+    row: int | None = None  # slot of the device's row state
+    page_ids: list[int] = field(default_factory=list)
+    page_hashes: list[bytes] = field(default_factory=list)  # of the full pages, chained
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    first_scheduled_s: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def prefill_len(self) -> int:
+        """Positions to compute before decoding: the prompt, and after a preemption the known outputs too."""
+        return len(self.request.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Outputs launched, read or not."""
+        return len(self.output_ids) + self.num_pending
+
+    @property
+    def remaining(self) -> int:
+        """Output tokens that may still be launched."""
+        return self.request.params.max_tokens - self.num_generated
+
+    @property
+    def max_len(self) -> int:
+        return len(self.request.prompt_ids) + self.request.params.max_tokens
+
+    def token_ids(self, start: int, end: int) -> list[int]:
+        """Known tokens of positions [start, end)."""
+        prompt = self.request.prompt_ids
+        head = list(prompt[start:end])
+        base = len(prompt)
+        return head + self.output_ids[max(0, start - base) : max(0, end - base)]
