@@ -22,14 +22,18 @@ class Sequence:
     """
 
     request: Request
+    number: int = 0  # order of arrival
     status: SequenceStatus = SequenceStatus.WAITING
     output_ids: list[int] = field(default_factory=list)
     num_scheduled: int = 0
     num_pending: int = 0
     num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
+    prefill_end: int = 0  # where this admission's prefill ends: prefill_len when it got its row
     row: int | None = None  # slot of the device's row state
+    is_row_new: bool = True  # nothing has been launched in the row since the sequence got it
     page_ids: list[int] = field(default_factory=list)
     page_hashes: list[bytes] = field(default_factory=list)  # of the full pages, chained
+    num_offered_pages: int = 0  # leading pages that were matched in, or offered to, the prefix cache
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     first_scheduled_s: float | None = None
@@ -42,6 +46,20 @@ class Sequence:
     def prefill_len(self) -> int:
         """Positions to compute before decoding: the prompt, and after a preemption the known outputs too."""
         return len(self.request.prompt_ids) + len(self.output_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether positions of this admission's prefill are still to be launched."""
+        return self.num_scheduled < self.prefill_end
+
+    @property
+    def num_settled(self) -> int:
+        """Leading positions whose token is known and whose KV the launches so far certainly write.
+
+        The last known output is not one of them: its KV is written by the step that samples its successor, and
+        a row that met a stop id has no such step.
+        """
+        return min(self.num_scheduled, max(self.prefill_end, self.prefill_len - 1))
 
     @property
     def num_generated(self) -> int:

@@ -1,0 +1,44 @@
+"""The scheduler's choices as short pure functions, and the live numbers that steer them. Imports no JAX."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.schedule.plan import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulePolicy:
+    """Numbers that may change between any two steps; replaced whole.
+
+    max_prefills_in_a_row: prefill steps launched one after another while rows could decode.
+    steps_while_waiting: decode steps of one launch while prefill work, or a row that needs the host, stands ready.
+    max_waste: share of row-steps of one decode launch that may fall on rows whose budget is used up.
+    spare_pages_per_row: pages left free at an admission for each running sequence, so that those can grow.
+    """
+
+    max_prefills_in_a_row: int = 2
+    steps_while_waiting: int = 2
+    max_waste: float = 0.25
+    spare_pages_per_row: int = 1
+
+
+def choose_phase(
+    policy: SchedulePolicy, *, can_prefill: bool, can_decode: bool, prefills_in_a_row: int
+) -> Phase | None:
+    """Prefill first, as rows that decode together are cheap, but never so long that running requests stall."""
+    if can_prefill and (not can_decode or prefills_in_a_row < policy.max_prefills_in_a_row):
+        return Phase.PREFILL
+    return Phase.DECODE if can_decode else None
+
+
+def choose_decode_steps(policy: SchedulePolicy, remaining: Sequence[int], max_steps: int) -> int:
+    """Steps of one decode launch, given how many tokens each of its rows may still produce (all >= 1).
+
+    The most steps that keep the idle share within `max_waste`: the device masks a row whose budget is used up, so
+    one row near its end does not hold back the others, and many rows near their end do.
+    """
+    for steps in range(min(max_steps, max(remaining)), 1, -1):
+        idle = sum(steps - r for r in remaining if r < steps)
+        if idle <= policy.max_waste * steps * len(remaining):
+            return steps
+    return 1

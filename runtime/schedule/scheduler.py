@@ -1,0 +1,449 @@
+"""Scheduler: which sequences the next launch computes, and what its tokens mean for them. Imports no JAX.
+
+Host bookkeeping only: it never sees an array. `schedule` may be called again before the plan before it is collected;
+what is launched but not yet read is counted, not known. Plans are collected in the order in which they were made.
+
+Why rows and pages are freed at once, even while a launched step still uses them: the device runs steps in launch
+order. Whoever gets a page or row next is launched later, so the old step's writes land before the new owner writes,
+and the new owner reads only positions it has written itself, or full pages of the prefix cache, which no launched
+step writes after the one that filled them. Tokens are attributed through the plan, not through the row.
+"""
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime.errors import ContextTooLong, InvalidRequest, QueueFull
+from runtime.request import FinishReason, Request
+from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
+from runtime.schedule.policy import SchedulePolicy, choose_decode_steps, choose_phase
+from runtime.schedule.sequence import Sequence, SequenceStatus
+from runtime.schedule.sequence_pages import SequencePages
+from runtime.schedule.waiting_line import WaitingLine, line_order
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A sequence's part of a prefill step that is decided but not yet carried out."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    cached: list[int] | None  # pages to start with, for a sequence that has yet to be admitted
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill and preemption. Owned by the engine's thread.
+
+    `limits` is asked at each step. Stop ids of a request are its `stop_token_ids`, and `eos_token_ids` unless it
+    ignores them; the device must use the same.
+    """
+
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        num_pages: int,
+        num_rows: int,
+        max_context: int,
+        enable_prefix_cache: bool,
+        limits: Callable[[], StepLimits],
+        max_queued_requests: int,
+        max_queued_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+        eos_token_ids: frozenset[int] = frozenset(),
+        policy: SchedulePolicy | None = None,
+    ) -> None:
+        self.page_size = page_size
+        self.num_rows = num_rows
+        self.max_context = max_context
+        self.max_queued_requests = max_queued_requests  # live
+        self.max_queued_tokens = max_queued_tokens  # live
+        self.policy = policy or SchedulePolicy()  # live
+        self.num_preemptions = 0
+        self.prefix_queries = 0  # tokens looked up
+        self.prefix_hits = 0  # tokens found
+        self._limits = limits
+        self._clock = clock
+        self._eos_token_ids = eos_token_ids
+        self._pages = SequencePages(num_pages, page_size, enable_prefix_cache)
+        self._sequences: dict[str, Sequence] = {}  # waiting and running, by request id
+        self._waiting = WaitingLine()
+        self._running: dict[str, Sequence] = {}  # by request id; the row that decoded longest ago comes first
+        self._free_rows = list(range(num_rows))  # a heap: low rows first
+        self._max_running = num_rows
+        self._in_flight: deque[StepPlan] = deque()
+        self._num_added = 0
+        self._prefills_in_a_row = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt + allowed output tokens of the waiting line."""
+        return self._waiting.num_tokens
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans made but not collected."""
+        return len(self._in_flight)
+
+    @property
+    def num_used_pages(self) -> int:
+        return self._pages.allocator.num_used
+
+    @property
+    def num_cached_pages(self) -> int:
+        return self._pages.allocator.num_kept
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._waiting or self._running or self._in_flight)
+
+    def get(self, request_id: str) -> Sequence | None:
+        """The waiting or running sequence of a request."""
+        return self._sequences.get(request_id)
+
+    def set_max_running(self, num: int) -> None:
+        """Live limit of running sequences; those above it finish, none is preempted for it."""
+        self._max_running = min(max(1, num), self.num_rows)
+
+    def set_prefix_cache(self, enabled: bool) -> None:
+        """Switch prefix sharing; off forgets what is cached."""
+        self._pages.set_prefix_cache(enabled)
+
+    def clear_prefix_cache(self) -> None:
+        """Forget cached prefixes, because weights or KV have changed under them."""
+        self._pages.prefix_cache.clear()
+
+    def add(self, request: Request) -> Sequence:
+        """Put a request in line. Raises ContextTooLong, InvalidRequest or QueueFull, and then keeps nothing."""
+        prompt_len, max_tokens = len(request.prompt_ids), request.params.max_tokens
+        if request.request_id in self._sequences:
+            raise InvalidRequest(f"request id {request.request_id} is in use", param="request_id")
+        if prompt_len < 1:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        if max_tokens < 1:
+            raise InvalidRequest(f"max_tokens is {max_tokens}, at least 1 is needed", param="max_tokens")
+        if prompt_len + max_tokens > self.max_context:
+            raise ContextTooLong(
+                f"the prompt has {prompt_len} tokens and max_tokens is {max_tokens}, {prompt_len + max_tokens} in all;"
+                f" the context holds {self.max_context}",
+                param="max_tokens",
+            )
+        num_pages = self._pages.num_pages(prompt_len + max_tokens - 1)  # the last token gets no KV
+        if num_pages > self._pages.allocator.num_pages - 1:
+            raise InvalidRequest(
+                f"the request needs {num_pages} KV pages, the pool has {self._pages.allocator.num_pages - 1}",
+                param="max_tokens",
+            )
+        sequence = Sequence(request, number=self._num_added)
+        if self.num_waiting >= self.max_queued_requests:
+            raise QueueFull(f"{self.num_waiting} requests wait, the limit is {self.max_queued_requests}")
+        if self._waiting and self.waiting_tokens + sequence.max_len > self.max_queued_tokens:
+            raise QueueFull(
+                f"{self.waiting_tokens} tokens wait and the request adds {sequence.max_len},"
+                f" the limit is {self.max_queued_tokens}"
+            )
+        self._num_added += 1
+        self._sequences[request.request_id] = sequence
+        self._waiting.add(sequence)
+        return sequence
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Sequence | None:
+        """End a request now; None if it is unknown or has ended."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self.finish(sequence, reason)
+        return sequence
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence and free its row and pages (see the module's first lines). Tokens of its launches that
+        are still in flight will be ignored. Does nothing if it has ended."""
+        if sequence.status is SequenceStatus.FINISHED:
+            return
+        if sequence.status is SequenceStatus.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            self._leave_row(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        sequence.num_pending = 0
+        del self._sequences[sequence.request_id]
+
+    def expire(self, now: float) -> list[Sequence]:
+        """End, with reason ERROR, the requests whose deadline passed before they first ran."""
+        fresh = (s for s in self._waiting if s.first_scheduled_s is None)
+        late = [s for s in fresh if s.request.deadline_s is not None and s.request.deadline_s <= now]
+        for sequence in late:
+            self.finish(sequence, FinishReason.ERROR)
+        return late
+
+    def schedule(self) -> StepPlan | None:
+        """Plan of the next launch, which must be launched before the next call; None if there is none now.
+
+        None with plans in flight means: collect, then ask again.
+        """
+        limits = self._limits()
+        shares = self._decide_prefill(limits)
+        rows = self._decodable(limits)
+        phase = choose_phase(
+            self.policy,
+            can_prefill=bool(shares),
+            can_decode=bool(rows),
+            prefills_in_a_row=self._prefills_in_a_row,
+        )
+        plan: StepPlan | None = None
+        if phase is Phase.PREFILL:
+            self._prefills_in_a_row += bool(rows)
+            plan = self._plan_prefill(shares)
+        elif phase is Phase.DECODE:
+            self._prefills_in_a_row = 0
+            plan = self._make_room_and_plan_decode(limits, is_prefill_ready=bool(shares))
+            if plan is None and not self._has_pending() and (shares := self._decide_prefill(limits)):
+                plan = self._plan_prefill(shares)
+        if plan is not None:
+            self._in_flight.append(plan)
+        return plan
+
+    def collect(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, tuple[int, ...]]]:
+        """Take in the tokens of the oldest plan in flight; the new tokens of each sequence still alive.
+
+        A sequence that met a stop id or its budget has `finish_reason` set and is in the list a last time.
+        """
+        if not self._in_flight or self._in_flight[0] is not plan:
+            raise ValueError("plans are collected in the order in which they were made")
+        if len(result.token_ids) != len(plan.chunks):
+            raise ValueError(f"{len(result.token_ids)} token lists for {len(plan.chunks)} chunks")
+        self._in_flight.popleft()
+        news: list[tuple[Sequence, tuple[int, ...]]] = []
+        for chunk, token_ids in zip(plan.chunks, result.token_ids, strict=True):
+            if not chunk.samples or chunk.sequence.status is SequenceStatus.FINISHED:
+                continue
+            promised = chunk.num_tokens if plan.phase is Phase.DECODE else 1
+            news.append((chunk.sequence, self._take_tokens(chunk.sequence, token_ids[:promised], promised)))
+        return news
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if rows, pages, line and statuses do not account for each other."""
+        self._waiting.check_integrity()
+        self._pages.check_integrity(self._running.values())
+        rows = [s.row for s in self._running.values() if s.row is not None]
+        assert sorted(self._free_rows + rows) == list(range(self.num_rows)), "a row is lost or used twice"
+        alive = {s.request_id: s for s in (*self._waiting, *self._running.values())}
+        assert alive == self._sequences, "a sequence is neither waiting nor running, or both"
+        for s in self._waiting:
+            assert s.status is SequenceStatus.WAITING, f"{s.request_id} is in line but {s.status}"
+            assert s.row is None, f"{s.request_id} waits in row {s.row}"
+            assert s.num_scheduled == s.num_pending == len(s.page_ids) == 0, f"{s.request_id} waits with KV"
+        for s in self._running.values():
+            assert s.status is SequenceStatus.RUNNING, f"{s.request_id} has a row but is {s.status}"
+            assert s.remaining >= 0, f"{s.request_id} has launched {-s.remaining} tokens too many"
+            if not s.is_prefilling:
+                assert s.num_scheduled == s.prefill_len + s.num_pending - 1, f"{s.request_id}: positions"
+        if not self._in_flight:
+            assert not self._has_pending(), "tokens are pending but nothing is in flight"
+
+    # Prefill
+
+    def _decide_prefill(self, limits: StepLimits) -> list[_Share]:
+        """Fill the budget with chunks: first of sequences half way through, then of the line, in order.
+
+        A sequence of the line that could share a page which another one is about to compute stays in line until
+        that page is launched; its row and pages are set aside, so that nobody who passes it can keep it waiting.
+        """
+        budget = limits.max_prefill_tokens // self.page_size  # in pages, as chunks are aligned to pages
+        shares: list[_Share] = []
+        to_compute: set[bytes] = set()
+
+        def add_share(sequence: Sequence, start: int, end: int, cached: list[int] | None) -> None:
+            nonlocal budget
+            end = min(end, start + budget * self.page_size)
+            budget -= self._pages.num_pages(end - start)
+            shares.append(_Share(sequence, start, end, cached))
+
+        for sequence in self._running.values():
+            if sequence.is_prefilling:
+                to_compute.update(self._pages.names_to_compute(sequence))
+                if budget > 0 and len(shares) < limits.max_prefill_rows:
+                    add_share(sequence, sequence.num_scheduled, sequence.prefill_end, None)
+
+        num_running = self.num_running
+        num_free = self._pages.num_free
+        for sequence in self._waiting:
+            if budget <= 0 or len(shares) >= limits.max_prefill_rows or num_running >= self._max_running:
+                break
+            cached, next_name = self._pages.match(sequence)
+            num_free -= self._pages.admission_cost(sequence, cached)
+            if num_free < self.policy.spare_pages_per_row * num_running:
+                break
+            num_running += 1
+            if next_name in to_compute:
+                continue
+            to_compute.update(sequence.page_hashes[len(cached) :])
+            add_share(sequence, len(cached) * self.page_size, sequence.prefill_len, cached)
+        return shares
+
+    def _plan_prefill(self, shares: list[_Share]) -> StepPlan:
+        for share in shares:
+            if share.cached is not None:
+                self._pages.attach(share.sequence, share.cached)
+        for share in shares:
+            if share.cached is not None:
+                self._admit(share.sequence, num_cached=share.start)
+        chunks = tuple(
+            self._launch(s.sequence, s.end - s.start, samples=s.end == s.sequence.prefill_end) for s in shares
+        )
+        for share in shares:
+            share.sequence.num_scheduled = share.end
+            share.sequence.num_pending += share.end == share.sequence.prefill_end
+            self._pages.offer(share.sequence)
+        return StepPlan(Phase.PREFILL, chunks)
+
+    def _admit(self, sequence: Sequence, num_cached: int) -> None:
+        self._waiting.remove(sequence)
+        self._running[sequence.request_id] = sequence
+        self._pages.grow(sequence, sequence.prefill_len)
+        sequence.status = SequenceStatus.RUNNING
+        sequence.row = heapq.heappop(self._free_rows)
+        sequence.is_row_new = True
+        sequence.prefill_end = sequence.prefill_len
+        sequence.num_scheduled = num_cached
+        if self._pages.can_match(sequence):
+            self.prefix_queries += sequence.prefill_len
+            self.prefix_hits += num_cached
+        if sequence.first_scheduled_s is None:
+            sequence.first_scheduled_s = self._clock()
+            sequence.num_cached = num_cached
+
+    # Decode
+
+    def _decodable(self, limits: StepLimits) -> list[Sequence]:
+        """Rows of the next decode step, those that decoded longest ago first."""
+        ready = (s for s in self._running.values() if not s.is_prefilling and s.remaining > 0)
+        return [s for s in ready if not _needs_host(s)][: limits.max_decode_rows]
+
+    def _make_room_and_plan_decode(self, limits: StepLimits, *, is_prefill_ready: bool) -> StepPlan | None:
+        """Decode with the most steps whose pages are free, preempting where not even one step's are.
+
+        Before anyone is preempted everything in flight is collected: some rows may have ended and given pages back,
+        and only then can every row be chosen. Each preemption leaves fewer running, and the oldest always stays
+        and fits, so this ends.
+        """
+        while rows := self._decodable(limits):
+            steps = self._decode_steps(rows, limits, is_prefill_ready=is_prefill_ready)
+            while steps > 0 and self._num_missing(rows, steps) > self._pages.num_free:
+                steps -= 1
+            if steps > 0:
+                return self._plan_decode(rows, steps)
+            if self._has_pending():
+                return None
+            self._preempt(self._cheapest_to_preempt())
+        return None
+
+    def _decode_steps(self, rows: list[Sequence], limits: StepLimits, *, is_prefill_ready: bool) -> int:
+        if any(s.request.params.grammar is not None for s in rows):
+            return 1  # the mask of the next token depends on this one
+        max_steps = limits.max_decode_steps
+        if is_prefill_ready or any(_needs_host(s) for s in self._running.values()):
+            max_steps = min(max_steps, self.policy.steps_while_waiting)
+        elif self._waiting:
+            # The line moves when a row ends: read the tokens when the first row may have ended.
+            max_steps = min(max_steps, max(self.policy.steps_while_waiting, min(s.remaining for s in rows)))
+        return choose_decode_steps(self.policy, [s.remaining for s in rows], max_steps)
+
+    def _num_missing(self, rows: list[Sequence], steps: int) -> int:
+        return sum(self._pages.num_missing(s, s.num_scheduled + min(steps, s.remaining)) for s in rows)
+
+    def _plan_decode(self, rows: list[Sequence], steps: int) -> StepPlan:
+        for sequence in rows:
+            self._pages.grow(sequence, sequence.num_scheduled + min(steps, sequence.remaining))
+            del self._running[sequence.request_id]
+            self._running[sequence.request_id] = sequence  # to the end of the round
+        by_row = sorted(rows, key=lambda s: s.row or 0)
+        chunks = tuple(self._launch(s, min(steps, s.remaining), samples=True) for s in by_row)
+        for chunk in chunks:
+            chunk.sequence.num_scheduled += chunk.num_tokens
+            chunk.sequence.num_pending += chunk.num_tokens
+        return StepPlan(Phase.DECODE, chunks, num_steps=steps)
+
+    def _cheapest_to_preempt(self) -> Sequence:
+        """The sequence that loses the least work, the latest among equals; never the first of the line's order."""
+        first = min(self._running.values(), key=_seniority)
+        others = (s for s in self._running.values() if s is not first)
+        return min(others, key=lambda s: (self._pages.num_lost(s), [-k for k in _seniority(s)]))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the front of the line with outputs kept; its pages stay findable until they are needed."""
+        self._leave_row(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_scheduled = 0
+        sequence.prefill_end = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.add(sequence)
+
+    # Both
+
+    def _launch(self, sequence: Sequence, num_tokens: int, *, samples: bool) -> ScheduledChunk:
+        assert sequence.row is not None
+        chunk = ScheduledChunk(
+            sequence=sequence,
+            row=sequence.row,
+            start=sequence.num_scheduled,
+            num_tokens=num_tokens,
+            page_ids=tuple(sequence.page_ids),
+            samples=samples,
+            is_new_row=sequence.is_row_new,
+        )
+        sequence.is_row_new = False
+        return chunk
+
+    def _take_tokens(self, sequence: Sequence, token_ids: tuple[int, ...], promised: int) -> tuple[int, ...]:
+        params = sequence.request.params
+        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
+        reason: FinishReason | None = None
+        num_taken = 0
+        for token_id in token_ids:
+            num_taken += 1
+            sequence.output_ids.append(token_id)
+            if token_id in stop_ids and len(sequence.output_ids) >= params.min_tokens:
+                reason = FinishReason.STOP
+            elif len(sequence.output_ids) >= params.max_tokens:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                break
+        sequence.num_pending -= promised
+        if reason is None and num_taken < promised:
+            reason = FinishReason.STOP  # the device has masked the row: nothing more will come of it
+        self._pages.offer(sequence)
+        if reason is not None:
+            self.finish(sequence, reason)
+        return token_ids[:num_taken]
+
+    def _leave_row(self, sequence: Sequence) -> None:
+        assert sequence.row is not None
+        del self._running[sequence.request_id]
+        heapq.heappush(self._free_rows, sequence.row)
+        sequence.row = None
+        self._pages.release(sequence)
+
+    def _has_pending(self) -> bool:
+        return any(s.num_pending for s in self._running.values())
+
+
+def _needs_host(sequence: Sequence) -> bool:
+    """Whether the host must read the last token before it can launch the next."""
+    return sequence.request.params.grammar is not None and sequence.num_pending > 0
+
+
+def _seniority(sequence: Sequence) -> tuple[int, int]:
+    return line_order(sequence)[1:]
