@@ -4,8 +4,13 @@ The engine's thread is the only writer; `EngineStats.snapshot` may be called fro
 handed to anyone.
 """
 
+import time
 from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import numpy as np
 
 TTFT_BOUNDS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 ITL_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -66,6 +71,7 @@ class EngineSnapshot:
     uptime_s: float
     num_steps: int  # heartbeat: moves whenever work is done
     last_step_s: float
+    busy_s: float  # seconds that some launch was on the device
     num_running: int
     num_waiting: int
     waiting_tokens: int
@@ -94,3 +100,75 @@ class EngineSnapshot:
     generation_len: Histogram
     host_step_s: Histogram  # host time of one launch + collect, without waiting for the device
     drain_rate_tokens_s: float  # recent tokens finished for each second, for Retry-After
+
+
+@dataclass(slots=True)
+class RungCounters:
+    """What one rung has computed; `step_s` keeps the last launches' times."""
+
+    hits: int = 0
+    real_tokens: int = 0
+    computed_tokens: int = 0
+    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+    @property
+    def median_step_s(self) -> float:
+        times = sorted(self.step_s)
+        return times[len(times) // 2] if times else 0.0
+
+
+class EngineStats:
+    """The mutable side: written by the engine's thread only."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start_s = clock()
+        self.num_steps = 0
+        self.busy_s = 0.0
+        self.last_step_s = self._start_s
+        self.prompt_tokens = self.generation_tokens = self.cached_prompt_tokens = 0
+        self.finished: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
+        self.rungs: dict[str, RungCounters] = {}
+        self.expert_tokens: np.ndarray | None = None  # [L, E] int64
+        self.ttft_s = Histogram(TTFT_BOUNDS_S)
+        self.itl_s = Histogram(ITL_BOUNDS_S)
+        self.e2e_s, self.queue_s, self.prefill_s, self.decode_s = (Histogram(LONG_BOUNDS_S) for _ in range(4))
+        self.prompt_len, self.generation_len = Histogram(TOKEN_BOUNDS), Histogram(TOKEN_BOUNDS)
+        self.host_step_s = Histogram(ITL_BOUNDS_S)
+        self._drained: deque[tuple[float, int]] = deque(maxlen=512)
+
+    def on_step(self, rung: str, real_tokens: int, computed_tokens: int, step_s: float) -> None:
+        """A launch was read: positions asked for, positions computed, seconds that the device was at it."""
+        counters = self.rungs.setdefault(rung, RungCounters())
+        counters.hits += 1
+        counters.real_tokens += real_tokens
+        counters.computed_tokens += computed_tokens
+        counters.step_s.append(step_s)
+        self.busy_s += step_s
+        self.num_steps += 1
+        self.last_step_s = self._clock()
+
+    def on_experts(self, tokens: np.ndarray) -> None:
+        """Tokens of one launch by layer and expert, [L, E]."""
+        total = self.expert_tokens
+        self.expert_tokens = tokens.astype(np.int64) if total is None else total + tokens
+
+    def on_finish(self, reason: str, num_prompt: int, num_generated: int) -> None:
+        self.finished[reason] += 1
+        self.prompt_len.observe(num_prompt)
+        self.generation_len.observe(num_generated)
+        self._drained.append((self._clock(), num_prompt + num_generated))
+
+    @property
+    def drain_rate_tokens_s(self) -> float:
+        """Tokens of requests finished for each second of the last minute."""
+        now = self._clock()
+        recent = [(t, n) for t, n in self._drained if now - t < 60]
+        if len(recent) < 2:
+            return 0.0
+        return sum(n for _, n in recent) / max(now - recent[0][0], 1e-3)
+
+    @property
+    def uptime_s(self) -> float:
+        return self._clock() - self._start_s

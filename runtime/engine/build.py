@@ -1,0 +1,197 @@
+"""build_engine: from a configuration to an engine that can be started, in one place.
+
+What is quick (config.json, tokenizer, template) happens at once and fails at once; weights, pages and compiles are
+left to the loop's thread, so that HTTP can say "loading" meanwhile.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from runtime.cache.kv_pool import KVPool, abstract_kv_pool, bytes_per_page, make_kv_pool
+from runtime.config import EngineConfig, KvCacheConfig
+from runtime.engine.chat_template import ChatTemplate
+from runtime.engine.engine import Engine, make_device_state
+from runtime.engine.grammar import GrammarCompiler
+from runtime.engine.loop import EngineLoop, Loaded, ModelLimits
+from runtime.engine.tokenizer import HFTokenizer, Tokenizer
+from runtime.errors import ModelLoadError
+from runtime.ladder.compiler import AbstractState, StepCompiler, enable_persistent_cache
+from runtime.ladder.ladder import BucketLadder
+from runtime.ladder.late_compiles import monitor
+from runtime.ladder.step import SCORE_CHUNK, StepShape, abstract_row_state
+from runtime.model.architecture import Architecture, load_architecture
+from runtime.model.checkpoint import load_params
+from runtime.model.params import Params, abstract_params, init_params
+from runtime.model.sampling import abstract_sampling_state, make_sampling_state
+from runtime.model.spec import to_shape_structs, tree_nbytes
+from runtime.schedule.scheduler import Scheduler
+
+EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "demo-moe"
+DUMMY_SEED = 0
+
+type OnProgress = Callable[[str, float], None]  # what is done, share of it from 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the API tells about the model. `created` is Unix seconds."""
+
+    name: str
+    max_context: int
+    vocab_size: int
+    created: int
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine that can be started, with what its users need beside it."""
+
+    loop: EngineLoop
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    grammars: GrammarCompiler
+    card: ModelCard
+
+
+def build_engine(config: EngineConfig, on_progress: OnProgress | None = None) -> BuiltEngine:
+    """Raises ModelLoadError when the folder is not a model that can be served."""
+    path = Path(config.model.path) if config.model.path else EMBEDDED_MODEL
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"{path.name}: no config.json in the model folder")
+    arch = load_architecture(path)
+    tokenizer = HFTokenizer(path)
+    max_context = context_limit(config, arch)
+    grammars = GrammarCompiler(tokenizer)
+    loop = EngineLoop(
+        config,
+        ModelLimits(max_context, arch.vocab_size),
+        tokenizer,
+        grammars,
+        load=partial(load_engine, config, path, arch, tokenizer.eos_ids, max_context, on_progress),
+    )
+    card = ModelCard(
+        name=config.model.served_name or path.name,
+        max_context=max_context,
+        vocab_size=arch.vocab_size,
+        created=int(time.time()),
+        aliases=config.model.aliases,
+    )
+    return BuiltEngine(loop, tokenizer, ChatTemplate.from_folder(path), grammars, card)
+
+
+def context_limit(config: EngineConfig, arch: Architecture) -> int:
+    """Longest prompt + output. Raises ModelLoadError when more is asked for than the model was made for."""
+    own, wanted = arch.max_position_embeddings, config.model.max_context
+    if wanted > own:
+        raise ModelLoadError(f"model.max_context is {wanted}, the model's own limit is {own}", param="max_context")
+    return wanted or own
+
+
+def load_engine(
+    config: EngineConfig,
+    path: Path,
+    arch: Architecture,
+    eos_ids: tuple[int, ...],
+    max_context: int,
+    on_progress: OnProgress | None,
+) -> Loaded:
+    """Weights, pages and the first compiles; runs in the engine's thread."""
+    with monitor.expected_compiles():
+        enable_persistent_cache(config.ladder.cache_dir)
+        dtype = jnp.bfloat16 if config.model.dtype == "bf16" else jnp.float32
+        ladder = BucketLadder.from_config(config, max_context)
+        page_size = config.kv_cache.page_size
+        shape = StepShape(
+            num_slots=config.batch_processing.max_batch_size,
+            page_size=page_size,
+            pages_per_row=-(-max_context // page_size),
+            max_prefill_tokens=ladder.prefill[-1].tokens,
+        )
+        num_pages = count_pages(config.kv_cache, arch, shape, dtype)
+        compiler = StepCompiler(
+            arch,
+            shape,
+            abstract_state(arch, shape, num_pages, dtype),
+            num_workers=config.ladder.compile_workers,
+        )
+        compiler.compile(ladder.compile_order())  # compiling and loading share the time
+        try:
+            params = _load_weights(config, path, arch, dtype, on_progress)
+            pool = make_kv_pool(arch, num_pages, page_size, dtype)
+        except BaseException:
+            compiler.shutdown()
+            raise
+        sampling = make_sampling_state(shape.num_slots, arch.vocab_size)
+        state = make_device_state(arch, params, pool, sampling, shape)
+        jax.block_until_ready((state.pool, state.sampling))
+    engine = Engine(arch, shape, ladder, compiler, state, eos_ids)
+    scheduler = Scheduler(
+        page_size=page_size,
+        num_pages=num_pages,
+        num_rows=shape.num_slots,
+        max_context=max_context,
+        enable_prefix_cache=config.kv_cache.enable_prefix_cache,
+        limits=engine.limits,
+        max_queued_requests=config.server.max_queued_requests,
+        max_queued_tokens=config.server.max_queued_tokens,
+        eos_token_ids=frozenset(eos_ids),
+    )
+    return Loaded(engine, scheduler)
+
+
+def count_pages(kv: KvCacheConfig, arch: Architecture, shape: StepShape, dtype: jnp.dtype) -> int:
+    """Pages that the budget holds; never more than twice what all rows need at full context.
+
+    Raises ModelLoadError when the budget does not hold one request of full length.
+    """
+    page_bytes = bytes_per_page(arch, shape.page_size, dtype)
+    weights = tree_nbytes(abstract_params(arch, dtype))
+    budget = kv.kv_cache_size.of(max(0, device_memory_bytes() - weights))
+    useful = 2 * shape.num_slots * shape.pages_per_row
+    num_pages = min(budget // page_bytes, useful) + 1  # and the dummy page
+    if num_pages <= shape.pages_per_row:
+        raise ModelLoadError(
+            f"kv_cache.kv_cache_size gives {budget} bytes, {num_pages - 1} pages; one request of full context needs "
+            f"{shape.pages_per_row} pages of {page_bytes} bytes",
+            param="kv_cache_size",
+        )
+    return num_pages
+
+
+def device_memory_bytes() -> int:
+    """Memory of one device that is not in use; on a CPU what the machine can give now."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():  # unlike SC_AVPHYS_PAGES this counts file cache that can be dropped
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def abstract_state(arch: Architecture, shape: StepShape, num_pages: int, dtype: jnp.dtype) -> AbstractState:
+    """Shapes of everything that a step takes, before any of it exists."""
+    params: Params = to_shape_structs(abstract_params(arch, dtype))
+    pool: KVPool = to_shape_structs(abstract_kv_pool(arch, num_pages, shape.page_size, dtype))
+    hidden = jax.ShapeDtypeStruct((shape.max_prefill_tokens + SCORE_CHUNK, arch.hidden_size), dtype)
+    sampling = abstract_sampling_state(shape.num_slots, arch.vocab_size)
+    return AbstractState(params, pool, abstract_row_state(shape), sampling, hidden)
+
+
+def _load_weights(
+    config: EngineConfig, path: Path, arch: Architecture, dtype: jnp.dtype, on_progress: OnProgress | None
+) -> Params:
+    if config.model.load_format == "dummy":
+        return init_params(arch, dtype, DUMMY_SEED)
+    report = (lambda share: on_progress("weights", share)) if on_progress else None
+    return load_params(path, arch, dtype, report)

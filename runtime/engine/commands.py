@@ -1,0 +1,35 @@
+"""What may be asked of the engine's thread. Frozen; imports no JAX."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start these requests."""
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget these requests and free what they hold."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run a function in the engine's thread between two steps (live changes, tests)."""
+
+    function: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the thread; what still runs ends with an error event."""
+
+
+type Command = Submit | Abort | Call | Stop

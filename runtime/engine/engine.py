@@ -1,0 +1,285 @@
+"""Engine: owns the arrays on the device; launches a StepPlan and collects its tokens. No threads, no policy.
+
+A launch returns at once; its tokens are read by `collect`, normally after the next step was launched. Everything a
+launch replaces is donated, so the arrays held here are always the newest.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from runtime.cache.kv_pool import KVPool
+from runtime.ladder.batch import aligned_tokens, pack, packed_len
+from runtime.ladder.bucket import Bucket
+from runtime.ladder.compiler import StepCompiler, sampler_name
+from runtime.ladder.ladder import BucketLadder
+from runtime.ladder.step import SCORE_CHUNK, RowState, StepOutput, StepShape
+from runtime.model.architecture import Architecture
+from runtime.model.params import Params
+from runtime.model.sampling import SamplingState, pack_row
+from runtime.request import TokenLogprob
+from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
+from runtime.schedule.sequence import Sequence
+
+
+@dataclass(slots=True)
+class DeviceState:
+    """The arrays that live on the device; every field is replaced by the launch that donates it."""
+
+    params: Params
+    pool: KVPool
+    rows: RowState
+    sampling: SamplingState
+    hidden: jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreChunk:
+    """Prompt log probabilities in flight: `num` targets of one sequence, first target at position `first`."""
+
+    sequence: Sequence
+    first: int
+    targets: np.ndarray
+    outputs: tuple[jax.Array, jax.Array, jax.Array]
+    num: int
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightStep:
+    """A launch whose tokens have not been read."""
+
+    plan: StepPlan
+    bucket: Bucket
+    output: StepOutput | None  # None: no chunk of the prefill ends, nothing is sampled
+    scores: tuple[ScoreChunk, ...]
+    expert_tokens: jax.Array  # [L, E], this launch alone
+    launched_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedStep:
+    """What the host read of a launch: tokens and, where asked for, log probabilities by chunk of the plan."""
+
+    result: StepResult
+    num_steps: int  # decode steps that ran, 1 in prefill
+    expert_tokens: np.ndarray  # [L, E]
+    logprobs: tuple[tuple[TokenLogprob, ...], ...]
+    prompt_logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+
+
+class Engine:
+    """Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        arch: Architecture,
+        shape: StepShape,
+        ladder: BucketLadder,
+        compiler: StepCompiler,
+        state: DeviceState,
+        eos_ids: tuple[int, ...],
+    ) -> None:
+        self.arch, self.shape, self.ladder, self.compiler = arch, shape, ladder, compiler
+        self._state = state
+        self._eos_ids = eos_ids
+        self._max_decode_steps = 1
+        self._warm: set[Bucket] = set()
+
+    def set_max_decode_steps(self, steps: int) -> None:
+        self._max_decode_steps = steps
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool, the dummy page included."""
+        return self._state.pool.num_pages
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether a rung of each phase is ready."""
+        return {b.phase for b in self._warm} == {Phase.PREFILL, Phase.DECODE}
+
+    def adopt_ready_rungs(self) -> bool:
+        """Warm up at most one newly compiled rung; True when no rung is left to wait for."""
+        for bucket in self.ladder.rungs:
+            if bucket not in self._warm and self.compiler.is_ready(bucket):
+                self.warm_up(bucket)
+                self._warm.add(bucket)
+                return False
+        return self.compiler.is_settled
+
+    def limits(self) -> StepLimits:
+        """What the ready rungs can take now."""
+        prefill = [b for b in self.ladder.prefill if b in self._warm]
+        decode = [b for b in self.ladder.decode if b in self._warm]
+        return StepLimits(
+            max_prefill_tokens=prefill[-1].tokens if prefill else 0,
+            max_prefill_rows=prefill[-1].rows if prefill else 0,
+            max_decode_rows=decode[-1].rows if decode else 0,
+            max_decode_steps=self._max_decode_steps,
+        )
+
+    def launch(self, plan: StepPlan, masks: Mapping[int, np.ndarray]) -> InFlightStep:
+        """Start a step. `masks` holds the grammar bit mask of each row in the plan that has one."""
+        is_prefill = plan.phase is Phase.PREFILL
+        tokens = aligned_tokens(plan, self.shape.page_size) if is_prefill else len(plan.chunks)
+        bucket = self.ladder.pick(plan.phase, tokens, len(plan.chunks), self._warm.__contains__)
+        for chunk in plan.chunks:
+            if chunk.is_new_row:
+                self._write_row(chunk)
+        for row, mask in masks.items():
+            self._state.sampling = self.compiler.call(
+                "set_mask", self._state.sampling, np.array([row], np.int32), mask.reshape(1, -1)
+            )
+        packed = pack(
+            plan,
+            bucket,
+            page_size=self.shape.page_size,
+            pages_per_row=self.shape.pages_per_row,
+            dummy_slot=self.shape.dummy_slot,
+        )
+        return self._run(plan, bucket, packed)
+
+    def collect(self, step: InFlightStep) -> CollectedStep:
+        """Wait for a launch and read its tokens."""
+        plan, counts = step.plan, np.asarray(step.expert_tokens)
+        scores = _read_scores(step.scores)
+        if step.output is None:
+            nothing = tuple(() for _ in plan.chunks)
+            return CollectedStep(StepResult(nothing), 1, counts, nothing, scores)
+        ids, produced = np.asarray(step.output.tokens)  # [K, B] each
+        tokens = tuple(
+            tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in range(len(plan.chunks))
+        )
+        num_steps = int(produced.any(axis=1).sum())
+        return CollectedStep(
+            StepResult(tokens), num_steps, counts, self._read_logprobs(step, tokens), scores
+        )
+
+    def warm_up(self, bucket: Bucket) -> None:
+        """Run a rung once on the dummy page and row: code and weights are touched before traffic."""
+        packed = np.zeros(packed_len(bucket, self.shape.pages_per_row), np.int32)
+        t, r = bucket.tokens, bucket.rows
+        if bucket.phase is Phase.PREFILL:
+            packed[:t] = np.arange(t) * 7919 % self.arch.vocab_size  # spread over experts
+            fields = packed[t : t + 5 * r].reshape(5, r)
+            fields[0], fields[3] = t, self.shape.dummy_slot
+            fields[0, 0], fields[1, 0] = 0, t
+        else:
+            packed[1 : 1 + r] = self.shape.dummy_slot
+        jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).expert_tokens)
+
+    def _run(self, plan: StepPlan, bucket: Bucket, packed: np.ndarray) -> InFlightStep:
+        s, launched = self._state, time.monotonic()
+        if bucket.phase is Phase.DECODE:
+            s.pool, s.rows, s.sampling, output, counts = self.compiler.call(
+                bucket.name, s.params, s.pool, s.rows, s.sampling, packed
+            )
+            return InFlightStep(plan, bucket, output, (), counts, launched)
+        s.pool, s.hidden, prefilled, counts = self.compiler.call(
+            bucket.name, s.params, s.pool, s.hidden, packed
+        )
+        scores, output = self._launch_scores(plan), None
+        if not plan.chunks or any(c.samples for c in plan.chunks):  # the warm-up has no chunks
+            s.rows, s.sampling, output = self.compiler.call(
+                sampler_name(bucket.rows), s.rows, s.sampling, prefilled
+            )
+        return InFlightStep(plan, bucket, output, scores, counts, launched)
+
+    def _write_row(self, chunk: ScheduledChunk) -> None:
+        sequence, s = chunk.sequence, self._state
+        params = sequence.request.params
+        slot = np.int32(chunk.row)
+        num_known = len(sequence.output_ids)
+        s.rows = self.compiler.call("start_row", s.rows, slot, np.int32(params.max_tokens - num_known))
+        record = pack_row(
+            params,
+            default_seed=crc32(sequence.request_id.encode()),
+            eos_ids=self._eos_ids,
+            num_generated=num_known,
+        )
+        s.sampling = self.compiler.call("set_row", s.sampling, slot, record)
+        if params.needs_dense_row:
+            vocab = self.arch.vocab_size
+            bias, seen = np.zeros(vocab, np.float32), np.zeros(vocab, np.bool_)
+            for token_id, value in params.logit_bias:
+                bias[token_id] += value
+            seen[list(sequence.request.prompt_ids)] = True
+            counts = np.bincount(np.asarray(sequence.output_ids, np.int64), minlength=vocab)
+            s.sampling = self.compiler.call(
+                "set_dense_row", s.sampling, slot, bias, seen, counts.astype(np.int32)
+            )
+
+    def _launch_scores(self, plan: StepPlan) -> tuple[ScoreChunk, ...]:
+        scores: list[ScoreChunk] = []
+        offset = 0
+        for chunk in plan.chunks:
+            prompt = chunk.sequence.request.prompt_ids
+            if chunk.sequence.request.params.prompt_logprobs is not None:
+                end = min(chunk.start + chunk.num_tokens, len(prompt) - 1)
+                for start in range(chunk.start, end, SCORE_CHUNK):
+                    num = min(SCORE_CHUNK, end - start)
+                    targets = np.zeros(SCORE_CHUNK, np.int32)
+                    targets[:num] = prompt[start + 1 : start + 1 + num]
+                    where = np.int32(offset + start - chunk.start)
+                    outputs = self.compiler.call(
+                        "score", self._state.params, self._state.hidden, where, targets
+                    )
+                    scores.append(ScoreChunk(chunk.sequence, start + 1, targets, outputs, num))
+            offset += -(-chunk.num_tokens // self.shape.page_size) * self.shape.page_size
+        return tuple(scores)
+
+    def _read_logprobs(
+        self, step: InFlightStep, tokens: tuple[tuple[int, ...], ...]
+    ) -> tuple[tuple[TokenLogprob, ...], ...]:
+        wanted = [c.sequence.request.params.logprobs for c in step.plan.chunks]
+        if step.output is None or all(w is None for w in wanted):
+            return tuple(() for _ in wanted)
+        chosen, top_ids, top = (np.asarray(a) for a in step.output.logprobs)
+        return tuple(
+            ()
+            if num is None
+            else tuple(
+                _token_logprob(token, chosen[k, i], top_ids[k, i, :num], top[k, i, :num])
+                for k, token in enumerate(tokens[i])
+            )
+            for i, num in enumerate(wanted)
+        )
+
+
+def make_device_state(
+    arch: Architecture, params: Params, pool: KVPool, sampling: SamplingState, shape: StepShape
+) -> DeviceState:
+    """Zeroed row state and scratch beside the given weights and pool."""
+    slots = shape.num_slots + 1
+    rows = RowState(
+        token=jnp.zeros(slots, jnp.int32),
+        position=jnp.zeros(slots, jnp.int32),
+        budget=jnp.zeros(slots, jnp.int32),
+        is_done=jnp.zeros(slots, jnp.bool_),
+    )
+    dtype = params.embed.dtype
+    hidden = jnp.zeros((shape.max_prefill_tokens + SCORE_CHUNK, arch.hidden_size), dtype)
+    return DeviceState(params, pool, rows, sampling, hidden)
+
+
+def _read_scores(scores: tuple[ScoreChunk, ...]) -> dict[str, tuple[TokenLogprob, ...]]:
+    read: dict[str, tuple[TokenLogprob, ...]] = {}
+    for score in scores:
+        num_top = score.sequence.request.params.prompt_logprobs or 0
+        chosen, top_ids, top = (np.asarray(a) for a in score.outputs)
+        news = tuple(
+            _token_logprob(int(score.targets[i]), chosen[i], top_ids[i, :num_top], top[i, :num_top])
+            for i in range(score.num)
+        )
+        read[score.sequence.request_id] = read.get(score.sequence.request_id, ()) + news
+    return read
+
+
+def _token_logprob(token: int, chosen: np.floating, top_ids: np.ndarray, top: np.ndarray) -> TokenLogprob:
+    pairs = tuple((int(i), float(p)) for i, p in zip(top_ids, top, strict=True))
+    return TokenLogprob(token, float(chosen), pairs)

@@ -1,0 +1,102 @@
+"""Stream: turns the tokens of one sequence into TokenEvents. Text, stop strings, grammar and times live here.
+
+Knows nothing of the device. Imports no JAX.
+"""
+
+from dataclasses import dataclass
+
+from runtime.engine.detokenizer import IncrementalDetokenizer
+from runtime.engine.grammar import GrammarState
+from runtime.engine.stats import EngineStats
+from runtime.request import FinishReason, TokenEvent, TokenLogprob
+from runtime.schedule.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request on its way out."""
+
+    sequence: Sequence
+    detokenizer: IncrementalDetokenizer
+    grammar: GrammarState | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    is_started: bool = False
+
+    @property
+    def request_id(self) -> str:
+        return self.sequence.request_id
+
+    def push(
+        self,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        finish_reason: FinishReason | None,
+        stop_ids: frozenset[int],
+    ) -> TokenEvent:
+        """The event for newly read tokens.
+
+        `finish_reason` is the scheduler's (stop id or length). A stop string or a finished grammar ends the request
+        here; the event then says so and the caller tells the scheduler. Tokens after the end are dropped.
+        """
+        text, matched, used = "", None, len(token_ids)
+        for i, token in enumerate(token_ids):
+            is_stop_token = finish_reason is FinishReason.STOP and i == len(token_ids) - 1 and token in stop_ids
+            if not is_stop_token:
+                delta, matched = self.detokenizer.push((token,))
+                text += delta
+            if self.grammar is not None and not is_stop_token:
+                self.grammar.advance((token,))
+            if matched is not None or (self.grammar is not None and self.grammar.is_finished):
+                used, finish_reason = i + 1, FinishReason.STOP
+                break
+        stop_reason: str | int | None = matched
+        if finish_reason is not None and matched is None:
+            text += self.detokenizer.flush()
+            if finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in stop_ids:
+                requested = token_ids[-1] in self.sequence.request.params.stop_token_ids
+                stop_reason = token_ids[-1] if requested else None
+        return self._event(token_ids[:used], text, logprobs[:used], finish_reason, stop_reason)
+
+    def observe(self, num_tokens: int, now: float, stats: EngineStats) -> None:
+        """Times of the tokens just read; a launch of several steps spreads its time over its tokens."""
+        request = self.sequence.request
+        if num_tokens == 0:
+            return
+        if self.first_token_s is None or self.last_token_s is None:
+            self.first_token_s = now
+            stats.ttft_s.observe(now - request.arrival_s)
+            started = self.sequence.first_scheduled_s or now
+            stats.queue_s.observe(max(0.0, started - request.arrival_s))
+            stats.prefill_s.observe(max(0.0, now - started))
+            if num_tokens > 1:
+                stats.itl_s.observe(0.0, num_tokens - 1)
+        else:
+            stats.itl_s.observe((now - self.last_token_s) / num_tokens, num_tokens)
+        self.last_token_s = now
+
+    def fail(self, code: str, message: str) -> TokenEvent:
+        """The last event of a request that cannot go on."""
+        return TokenEvent(self.request_id, finish_reason=FinishReason.ERROR, error=f"{code}: {message}")
+
+    def _event(
+        self,
+        token_ids: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+        finish_reason: FinishReason | None,
+        stop_reason: str | int | None,
+    ) -> TokenEvent:
+        prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, ()
+        self.is_started = True
+        return TokenEvent(
+            request_id=self.request_id,
+            token_ids=token_ids,
+            text=text,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            num_cached_tokens=self.sequence.num_cached,
+        )

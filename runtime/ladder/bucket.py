@@ -1,0 +1,38 @@
+"""Bucket: one compiled shape. Imports no JAX."""
+
+from dataclasses import dataclass
+
+from runtime.schedule.plan import Phase
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """A step shape that is compiled ahead of time.
+
+    `tokens` is the number of positions computed: the flat token count in prefill, the rows in decode. `rows` is the
+    number of page-table rows. The context length is no part of the shape: attention loops over the pages in use.
+    """
+
+    phase: Phase
+    tokens: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.phase.value}-{self.tokens}"
+
+    def covers(self, tokens: int, rows: int) -> bool:
+        return tokens <= self.tokens and rows <= self.rows
+
+    def waste(self, real_tokens: int) -> float:
+        """Share of the computed positions that are padding."""
+        return (self.tokens - real_tokens) / self.tokens
+
+
+def prefill_bucket(tokens: int, page_size: int, max_rows: int) -> Bucket:
+    """A prefill shape; a chunk fills at least one page, so there cannot be more rows than pages."""
+    return Bucket(Phase.PREFILL, tokens, max(1, min(max_rows, tokens // page_size)))
+
+
+def decode_bucket(rows: int) -> Bucket:
+    return Bucket(Phase.DECODE, rows, rows)

@@ -1,0 +1,224 @@
+"""StepCompiler: lowers and compiles each rung from abstract shapes in a pool of threads, and remembers the result.
+
+Nothing here holds weights or runs a step. A rung that fails to compile keeps its error and stays out of the ladder.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from runtime.cache.kv_pool import KVPool
+from runtime.errors import CompileFailed
+from runtime.ladder.batch import abstract_packed
+from runtime.ladder.bucket import Bucket
+from runtime.ladder.late_compiles import monitor
+from runtime.ladder.step import (
+    SCORE_CHUNK,
+    PrefillOutput,
+    RowState,
+    StepShape,
+    decode_step,
+    prefill_step,
+    sample_step,
+    score_step,
+    start_row,
+)
+from runtime.model.architecture import Architecture
+from runtime.model.params import Params
+from runtime.model.sampling import SamplingState, pack_row, set_dense_row, set_mask, set_row
+from runtime.request import SamplingParams
+from runtime.schedule.plan import Phase
+
+
+_ROW_STEPS = ("start_row", "set_row", "set_dense_row", "set_mask")
+
+
+class RungState(StrEnum):
+    """Life of one executable."""
+
+    ABSENT = "absent"
+    COMPILING = "compiling"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """One executable. `call` takes concrete arrays of exactly the shapes it was compiled for."""
+
+    name: str
+    state: RungState
+    call: Callable[..., Any] | None = None
+    compile_s: float = 0.0
+    from_cache: bool = False
+    temp_bytes: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AbstractState:
+    """Shapes of everything a step takes; trees of jax.ShapeDtypeStruct."""
+
+    params: Params
+    pool: KVPool
+    rows: RowState
+    sampling: SamplingState
+    hidden: jax.ShapeDtypeStruct
+
+
+class StepCompiler:
+    """Owns the table name -> CompiledStep. Thread-safe: compiled by workers, read by the engine's thread."""
+
+    def __init__(
+        self, arch: Architecture, shape: StepShape, abstract: AbstractState, *, num_workers: int
+    ) -> None:
+        self._arch, self._shape, self._abstract = arch, shape, abstract
+        self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="compile")
+        self._lock = threading.Lock()
+        self._steps: dict[str, CompiledStep] = {}
+
+    def compile(self, buckets: Iterable[Bucket]) -> list[Future[CompiledStep]]:
+        """Queue the helpers that every launch needs, then the rungs in the given order with their samplers."""
+        jobs: list[tuple[str, Callable[[], Any]]] = list(self._row_jobs())
+        for bucket in buckets:
+            jobs.append((bucket.name, partial(self._lower_rung, bucket)))
+            if bucket.phase is Phase.PREFILL:
+                jobs.append((sampler_name(bucket.rows), partial(self._lower_sampler, bucket.rows)))
+        jobs.append(("score", self._lower_score))
+        return [self._submit(name, lower) for name, lower in dict(jobs).items() if self._claim(name)]
+
+    def step(self, name: str) -> CompiledStep:
+        return self._steps.get(name) or CompiledStep(name, RungState.ABSENT)
+
+    def is_ready(self, bucket: Bucket) -> bool:
+        """Whether the rung can be launched, its sampler and the row writes included."""
+        names = [bucket.name, *_ROW_STEPS]
+        if bucket.phase is Phase.PREFILL:
+            names.append(sampler_name(bucket.rows))
+        return all(self.step(n).state is RungState.READY for n in names)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is compiling."""
+        with self._lock:
+            return all(s.state is not RungState.COMPILING for s in self._steps.values())
+
+    @property
+    def first_error(self) -> str:
+        """The first failed step with its error, or an empty text."""
+        with self._lock:
+            return next((f"{s.name}: {s.error}" for s in self._steps.values() if s.error), "")
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Run a compiled step. Raises CompileFailed when it is not there: never compiles."""
+        step = self.step(name)
+        if step.call is None:
+            raise CompileFailed(f"rung {name} is {step.state}{': ' + step.error if step.error else ''}")
+        return step.call(*args)
+
+    def shutdown(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _claim(self, name: str) -> bool:
+        with self._lock:
+            known = self._steps.get(name)
+            if known is not None and known.state is not RungState.FAILED:
+                return False
+            self._steps[name] = CompiledStep(name, RungState.COMPILING)
+            return True
+
+    def _submit(self, name: str, lower: Callable[[], Any]) -> Future[CompiledStep]:
+        return self._pool.submit(self._compile_one, name, lower)
+
+    def _compile_one(self, name: str, lower: Callable[[], Any]) -> CompiledStep:
+        start = time.monotonic()
+        try:
+            with monitor.expected_compiles():
+                monitor.take_cache_hits()
+                compiled = lower().compile()
+                from_cache = monitor.take_cache_hits() > 0
+            memory = compiled.memory_analysis()
+            step = CompiledStep(
+                name,
+                RungState.READY,
+                compiled,
+                time.monotonic() - start,
+                from_cache,
+                int(getattr(memory, "temp_size_in_bytes", 0) or 0),
+            )
+        except Exception as error:  # any compiler error must end as a failed rung, never as a dead worker
+            text = f"{type(error).__name__}: {str(error)[:500]}"
+            step = CompiledStep(name, RungState.FAILED, None, time.monotonic() - start, error=text)
+        with self._lock:
+            self._steps[name] = step
+        return step
+
+    def _lower_rung(self, bucket: Bucket) -> Any:
+        a = self._abstract
+        packed = abstract_packed(bucket, self._shape.pages_per_row)
+        if bucket.phase is Phase.PREFILL:
+            step = jax.jit(partial(prefill_step, self._arch, self._shape, bucket), donate_argnums=(1, 2))
+            return step.lower(a.params, a.pool, a.hidden, packed)
+        step = jax.jit(partial(decode_step, self._arch, self._shape, bucket), donate_argnums=(1, 2, 3))
+        return step.lower(a.params, a.pool, a.rows, a.sampling, packed)
+
+    def _lower_sampler(self, num_rows: int) -> Any:
+        a = self._abstract
+        ints = jax.ShapeDtypeStruct((num_rows,), jnp.int32)
+        prefilled = PrefillOutput(
+            jax.ShapeDtypeStruct((num_rows, self._arch.vocab_size), jnp.float32),  # pyright: ignore
+            ints,  # pyright: ignore
+            jax.ShapeDtypeStruct((num_rows,), jnp.bool_),  # pyright: ignore
+            ints,  # pyright: ignore
+        )
+        step = jax.jit(partial(sample_step, self._shape), donate_argnums=(0, 1))
+        return step.lower(a.rows, a.sampling, prefilled)
+
+    def _lower_score(self) -> Any:
+        scalar = jax.ShapeDtypeStruct((), jnp.int32)
+        targets = jax.ShapeDtypeStruct((SCORE_CHUNK,), jnp.int32)
+        step = jax.jit(partial(score_step, self._arch))
+        return step.lower(self._abstract.params, self._abstract.hidden, scalar, targets)
+
+    def _row_jobs(self) -> list[tuple[str, Callable[[], Any]]]:
+        a, vocab = self._abstract, self._arch.vocab_size
+        scalar = jax.ShapeDtypeStruct((), jnp.int32)
+
+        def lower(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+            return lambda: jax.jit(function, donate_argnums=(0,)).lower(*args)
+
+        bias = jax.ShapeDtypeStruct((vocab,), jnp.float32)
+        seen = jax.ShapeDtypeStruct((vocab,), jnp.bool_)
+        counts = jax.ShapeDtypeStruct((vocab,), jnp.int32)
+        mask = jax.ShapeDtypeStruct((1, -(-vocab // 32)), jnp.int32)
+        slots = jax.ShapeDtypeStruct((1,), jnp.int32)
+        return [
+            ("start_row", lower(start_row, a.rows, scalar, scalar)),
+            ("set_row", lower(set_row, a.sampling, scalar, pack_row(SamplingParams(), default_seed=0))),
+            ("set_dense_row", lower(set_dense_row, a.sampling, scalar, bias, seen, counts)),
+            ("set_mask", lower(set_mask, a.sampling, slots, mask)),
+        ]
+
+
+def sampler_name(num_rows: int) -> str:
+    return f"sample-{num_rows}"
+
+
+def enable_persistent_cache(folder: str) -> None:
+    """Keep executables on disk between starts. The folder is trusted code: only the user may write to it."""
+    if folder == "off":
+        return
+    path = Path(folder).expanduser() if folder else Path.home() / ".cache" / "moe-ladder"
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -1,0 +1,39 @@
+"""Histograms count like Prometheus ones; the drain rate looks at the last minute only."""
+
+import numpy as np
+
+from runtime.engine.stats import EngineStats, Histogram
+
+
+def test_histogram_bounds_are_inclusive():
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(value)
+    assert histogram.counts == [2, 1, 1]
+    assert histogram.total == 12.0
+    copy = histogram.copy()
+    histogram.observe(1.0, times=3)
+    assert (copy.count, histogram.count) == (4, 7)
+
+
+def test_steps_and_experts_add_up():
+    stats = EngineStats(clock=lambda: 5.0)
+    stats.on_step("decode-8", 6, 8, 0.25)
+    stats.on_step("decode-8", 5, 8, 0.75)
+    assert (stats.rungs["decode-8"].hits, stats.rungs["decode-8"].real_tokens) == (2, 11)
+    assert (stats.busy_s, stats.num_steps) == (1.0, 2)
+    stats.on_experts(np.array([[2**31 - 1, 1]], np.int32))
+    stats.on_experts(np.array([[5, 1]], np.int32))
+    assert stats.expert_tokens is not None
+    assert stats.expert_tokens.tolist() == [[2**31 + 4, 2]]
+
+
+def test_drain_rate_forgets():
+    now = [0.0]
+    stats = EngineStats(clock=lambda: now[0])
+    stats.on_finish("stop", 50, 50)
+    now[0] = 10.0
+    stats.on_finish("stop", 50, 50)
+    assert stats.drain_rate_tokens_s == 20.0
+    now[0] = 100.0
+    assert stats.drain_rate_tokens_s == 0.0
