@@ -1,0 +1,97 @@
+"""KVPool: keys and values on the device, in pages. Who owns which page is the host's business.
+
+One array a layer holds both: a token is written with one scatter, and a page moves between levels as one piece.
+Heads come before positions, so that a head's keys of one page lie together.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from runtime.model.architecture import Architecture
+from runtime.model.spec import ArraySpec, map_specs, tree_nbytes
+
+DUMMY_PAGE = 0  # padding writes here; nothing that is read from it reaches a result
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVPool:
+    """pages: for each layer [num_pages, 2, num_kv_heads, page_size, head_dim]; [:, 0] keys, [:, 1] values."""
+
+    pages: tuple[Array, ...]
+
+    @property
+    def num_pages(self) -> int:
+        return self.pages[0].shape[0]
+
+    @property
+    def page_size(self) -> int:
+        return self.pages[0].shape[3]
+
+    @property
+    def nbytes(self) -> int:
+        return tree_nbytes(self.pages)
+
+
+def abstract_kv_pool(arch: Architecture, num_pages: int, page_size: int, dtype: DTypeLike) -> KVPool:
+    """KVPool of ArraySpec."""
+    shape = (num_pages, 2, arch.num_kv_heads, page_size, arch.head_dim)
+    axes = ("pages", "key_value", "kv_heads", "page", "head_dim")
+    return KVPool((ArraySpec(shape, jnp.dtype(dtype), axes, "zeros"),) * arch.num_layers)
+
+
+def make_kv_pool(arch: Architecture, num_pages: int, page_size: int, dtype: DTypeLike) -> KVPool:
+    """Pages of zeros."""
+    return map_specs(
+        lambda s: jnp.zeros(s.shape, s.dtype), abstract_kv_pool(arch, num_pages, page_size, dtype)
+    )
+
+
+def bytes_per_page(arch: Architecture, page_size: int, dtype: DTypeLike) -> int:
+    """Bytes that one page takes over all layers."""
+    return tree_nbytes(abstract_kv_pool(arch, 1, page_size, dtype).pages)
+
+
+def write_pages(
+    pages: Float[Array, "N 2 K S Dh"],
+    k: Float[Array, "T K Dh"],
+    v: Float[Array, "T K Dh"],
+    page_ids: Int[Array, " M"],
+) -> Float[Array, "N 2 K S Dh"]:
+    """Fills whole pages: tokens [m * S, (m + 1) * S) go to page page_ids[m], T = M * S."""
+    num_slots, page_size = page_ids.shape[0], pages.shape[3]
+    kv = jnp.stack([k, v], axis=1).astype(pages.dtype)  # [T, 2, K, Dh]
+    kv = kv.reshape(num_slots, page_size, *kv.shape[1:])
+    return pages.at[page_ids].set(kv.transpose(0, 2, 3, 1, 4))
+
+
+def write_tokens(
+    pages: Float[Array, "N 2 K S Dh"],
+    k: Float[Array, "B K Dh"],
+    v: Float[Array, "B K Dh"],
+    page_ids: Int[Array, " B"],
+    offsets: Int[Array, " B"],
+) -> Float[Array, "N 2 K S Dh"]:
+    """Writes one token a row: row b at place offsets[b] of page page_ids[b]."""
+    return pages.at[page_ids, :, :, offsets].set(jnp.stack([k, v], axis=1).astype(pages.dtype))
+
+
+def read_pages(
+    pages: Float[Array, "N 2 K S Dh"], page_ids: Int[Array, "B M"], is_valid: Bool[Array, "B M*S"]
+) -> tuple[Float[Array, "B K M*S Dh"], Float[Array, "B K M*S Dh"]]:
+    """Keys and values of M pages a row, in float32; places that are not valid come back as zeros.
+
+    Zeros rather than what was there: a weight of 0 times a stale NaN or infinity would still be NaN.
+    """
+    num_rows, num_tokens = is_valid.shape
+
+    def gather(part: int) -> Array:
+        block = pages[page_ids, part].transpose(0, 2, 1, 3, 4)  # [B, K, M, S, Dh]
+        block = block.reshape(num_rows, block.shape[1], num_tokens, block.shape[-1]).astype(jnp.float32)
+        return jnp.where(is_valid[:, None, :, None], block, 0.0)
+
+    return gather(0), gather(1)

@@ -1,0 +1,147 @@
+"""Params: the weights as a pytree of dataclasses, and the same tree described before it exists.
+
+Layers are unrolled, each with arrays of its own: scanning over stacked weights copies a layer's slice on a CPU.
+Matrices keep the checkpoint's orientation [out, in]; products that read the same input are stacked along `out`.
+Norm weights and the router stay in float32, because they are small and feed computations in float32.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from runtime.model.architecture import Architecture, FfnKind, LayerKind, QkNorm
+from runtime.model.spec import ArraySpec, map_specs, random_array
+
+# Leaves are jax.Array in use, ArraySpec in the abstract tree, numpy arrays or shardings in between.
+Leaf = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AttentionParams:
+    """w_qkv [(H + 2 K) * head_dim, D]: rows of q, then k, then v; w_o [D, H * head_dim].
+
+    b_qkv, b_o: None without biases. q_norm, k_norm: None, [head_dim] each, or [H * head_dim] and [K * head_dim].
+    """
+
+    w_qkv: Leaf
+    w_o: Leaf
+    b_qkv: Leaf | None = None
+    b_o: Leaf | None = None
+    q_norm: Leaf | None = None
+    k_norm: Leaf | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MoEParams:
+    """router [E, D] float32; w_gate_up [E, 2 F, D] and w_down [E, D, F] in the layout of the expert_mlp op."""
+
+    router: Leaf
+    w_gate_up: Leaf
+    w_down: Leaf
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DenseParams:
+    """w_gate_up [2 F, D]: rows of gate, then up; w_down [D, F]."""
+
+    w_gate_up: Leaf
+    w_down: Leaf
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerParams:
+    """attention_norm [D], ffn_norm [D]."""
+
+    attention_norm: Leaf
+    attention: AttentionParams
+    ffn_norm: Leaf
+    ffn: MoEParams | DenseParams
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Params:
+    """embedding [V, D], final_norm [D], unembedding [V, D] or None where the embedding serves for both."""
+
+    embedding: Leaf
+    layers: tuple[LayerParams, ...]
+    final_norm: Leaf
+    unembedding: Leaf | None = None
+
+
+def abstract_params(arch: Architecture, dtype: DTypeLike) -> Params:
+    """Params of ArraySpec."""
+    vocabulary = ArraySpec((arch.vocab_size, arch.hidden_size), jnp.dtype(dtype), ("vocab", "embed"))
+    return Params(
+        embedding=vocabulary,
+        layers=tuple(_layer(arch, layer, jnp.dtype(dtype)) for layer in arch.layers),
+        final_norm=_norm(arch.hidden_size, "embed"),
+        unembedding=None if arch.tie_embeddings else _matrix(vocabulary.shape, dtype, vocabulary.axes),
+    )
+
+
+def init_params(arch: Architecture, dtype: DTypeLike, seed: int) -> Params:
+    """Seeded dummy weights, scaled so that activations keep their size through the layers."""
+    rng = np.random.default_rng(seed)
+    return map_specs(lambda spec: random_array(spec, rng), abstract_params(arch, dtype))
+
+
+def _layer(arch: Architecture, layer: LayerKind, dtype: Any) -> LayerParams:
+    d = arch.hidden_size
+    return LayerParams(
+        attention_norm=_norm(d, "embed"),
+        attention=_attention(arch, dtype),
+        ffn_norm=_norm(d, "embed"),
+        ffn=_moe(arch, dtype) if layer.ffn is FfnKind.SPARSE else _dense(arch, dtype),
+    )
+
+
+def _attention(arch: Architecture, dtype: Any) -> AttentionParams:
+    d, qkv_size = arch.hidden_size, arch.q_size + 2 * arch.kv_size
+    q_norm, k_norm = {
+        QkNorm.NONE: (None, None),
+        QkNorm.PER_HEAD: (_norm(arch.head_dim, "head_dim"), _norm(arch.head_dim, "head_dim")),
+        QkNorm.FULL: (_norm(arch.q_size, "heads"), _norm(arch.kv_size, "heads")),
+    }[arch.qk_norm]
+    return AttentionParams(
+        w_qkv=_matrix((qkv_size, d), dtype, ("heads", "embed")),
+        w_o=_matrix((d, arch.q_size), dtype, ("embed", "heads")),
+        b_qkv=ArraySpec((qkv_size,), dtype, ("heads",), "zeros") if arch.attention_bias else None,
+        b_o=ArraySpec((d,), dtype, ("embed",), "zeros") if arch.attention_bias else None,
+        q_norm=q_norm,
+        k_norm=k_norm,
+    )
+
+
+def _moe(arch: Architecture, dtype: Any) -> MoEParams:
+    e, d, f = arch.num_experts, arch.hidden_size, arch.expert_ffn
+    return MoEParams(
+        router=_matrix((e, d), jnp.float32, ("expert_logits", "embed")),
+        w_gate_up=_matrix((e, 2 * f, d), dtype, ("expert", "ffn", "embed")),
+        w_down=_matrix((e, d, f), dtype, ("expert", "embed", "ffn")),
+    )
+
+
+def _dense(arch: Architecture, dtype: Any) -> DenseParams:
+    d, f = arch.hidden_size, arch.dense_ffn
+    return DenseParams(
+        w_gate_up=_matrix((2 * f, d), dtype, ("ffn", "embed")),
+        w_down=_matrix((d, f), dtype, ("embed", "ffn")),
+    )
+
+
+def _matrix(shape: tuple[int, ...], dtype: DTypeLike, axes: tuple[str, ...]) -> ArraySpec:
+    """A product's weight: unit variance in gives unit variance out."""
+    return ArraySpec(shape, jnp.dtype(dtype), axes, "normal", shape[-1] ** -0.5)
+
+
+def _norm(size: int, axis: str) -> ArraySpec:
+    return ArraySpec((size,), jnp.dtype(jnp.float32), (axis,), "ones")

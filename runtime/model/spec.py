@@ -1,0 +1,65 @@
+"""ArraySpec: an array described before it exists; sizes and random weights follow from the description."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+# Random weights repeat one pattern of this many values: drawing 30 billion normals would take minutes. Prime, so
+# that rows and experts of the usual sizes do not line up with it.
+PATTERN_LENGTH = 1_048_573
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """shape and dtype of an array, the names of its axes, and how dummy weights fill it.
+
+    init: "normal" (standard deviation `scale`), "ones" or "zeros".
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[str, ...]
+    init: str = "normal"
+    scale: float = 1.0
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def is_spec(node: Any) -> bool:
+    return isinstance(node, ArraySpec)
+
+
+def map_specs(function: Callable[[ArraySpec], Any], tree: Any) -> Any:
+    """The tree with every ArraySpec replaced by `function` of it."""
+    return jax.tree.map(function, tree, is_leaf=is_spec)
+
+
+def tree_nbytes(tree: Any) -> int:
+    """Bytes of all arrays or ArraySpecs of a tree."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree, is_leaf=is_spec))
+
+
+def to_shape_structs(tree: Any) -> Any:
+    """The tree as jax.ShapeDtypeStruct, which is what lowering takes."""
+    return map_specs(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), tree)
+
+
+def random_array(spec: ArraySpec, rng: np.random.Generator) -> jax.Array:
+    """Dummy weights for one array."""
+    if spec.init == "ones":
+        host = np.ones(spec.shape, spec.dtype)
+    elif spec.init == "zeros":
+        host = np.zeros(spec.shape, spec.dtype)
+    elif spec.init == "normal":
+        size = math.prod(spec.shape)
+        pattern = rng.standard_normal(min(size, PATTERN_LENGTH), np.float32) * np.float32(spec.scale)
+        host = np.resize(pattern.astype(spec.dtype), spec.shape)
+    else:
+        raise ValueError(f"init {spec.init!r} is not one of normal, ones, zeros")
+    return jax.device_put(host)
