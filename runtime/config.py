@@ -92,6 +92,7 @@ class ModelConfig(_Section):
 
     path: str = _restart("", "folder in Hugging Face layout; empty means the embedded model")
     served_name: str = _restart("", "name in the API; empty means the folder's name", max_length=256)
+    aliases: tuple[str, ...] = _restart((), "further names that the API accepts for the model")
     load_format: Literal["auto", "dummy"] = _restart("auto", "dummy: seeded random weights from config.json alone")
     dtype: Literal["bf16", "fp32"] = _restart("bf16", "precision of weights and KV")
     max_context: int = _restart(0, "longest prompt + output; 0: the model's own limit", ge=0, le=1 << 20)

@@ -1,0 +1,85 @@
+"""What the HTTP side asks of an engine: the protocols that `runtime` fulfils and the test's fake engine imitates.
+
+Nothing here knows HTTP. Names describe shapes only; `runtime.engine` holds the real classes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runtime.engine.stats import EngineSnapshot
+from runtime.request import GrammarSpec, Request, TokenEvent
+
+Publish = Callable[[list[TokenEvent]], None]
+
+
+class EngineHandle(Protocol):
+    """The engine as other threads see it. Every method may be called from any thread and returns at once."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Admits all requests or none. Raises RuntimeFault: QueueFull, ContextTooLong, InvalidRequest, Unavailable."""
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Frees what the requests hold within one step. Unknown and finished ids are ignored."""
+
+    def snapshot(self) -> EngineSnapshot:
+        """The last published state."""
+        ...
+
+    def set_publisher(self, publish: Publish) -> None:
+        """`publish` is called in the engine's thread, once for each step, with all events of the step."""
+
+    def begin_drain(self) -> None:
+        """From now on `submit` raises Unavailable; running requests go on."""
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Ends the engine's thread; what still runs gets an error event. May be called twice."""
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class ChatTemplate(Protocol):
+    """Messages to the text that the model was trained to continue."""
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], /, *, tools: Sequence[dict[str, Any]] | None = None
+    ) -> str: ...
+
+
+class Grammars(Protocol):
+    """Checks a constraint before a request with it is admitted."""
+
+    def validate(self, spec: GrammarSpec) -> None:
+        """Raises InvalidRequest when the constraint is wrong or too large."""
+
+
+class ModelCard(Protocol):
+    """What the API tells about the model. `created` is Unix seconds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def created(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded model with its engine. `chat_template` and `grammars` are None where the model has none."""
+
+    engine: EngineHandle
+    tokenizer: Tokenizer
+    card: ModelCard
+    chat_template: ChatTemplate | None = None
+    grammars: Grammars | None = None

@@ -1,0 +1,205 @@
+"""GET /metrics: the engine's snapshot as Prometheus families, vLLM's names where they exist and moe_* for ours.
+
+Nothing is counted twice: the engine owns its totals, this only translates them when somebody asks.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from starlette.types import Scope
+
+from runtime.engine.stats import EngineSnapshot, Histogram, RungSnapshot
+
+Sample = tuple[Sequence[str], float]
+_METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
+
+
+class HttpCounts:
+    """Answers by method, route and status. Routes are templates, so their number is bounded."""
+
+    def __init__(self) -> None:
+        self.answers: Counter[tuple[str, str, int]] = Counter()
+
+    def add(self, scope: Scope, status: int) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self.answers[method, route, status] += 1
+
+
+class Metrics:
+    """One registry, owned by this process; `render` may run in any thread."""
+
+    def __init__(
+        self, snapshot: Callable[[], EngineSnapshot | None], model_name: Callable[[], str], http: HttpCounts
+    ) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(snapshot, model_name, http))
+        ProcessCollector(registry=self._registry)
+
+    def render(self) -> tuple[bytes, str]:
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+class _EngineCollector(Collector):
+    def __init__(
+        self, snapshot: Callable[[], EngineSnapshot | None], model_name: Callable[[], str], http: HttpCounts
+    ) -> None:
+        self._snapshot = snapshot
+        self._model_name = model_name
+        self._http = http
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield _http_family(self._http)
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return
+        labels = _Labels(self._model_name())
+        yield from _vllm_families(snapshot, labels)
+        yield from _moe_families(snapshot, labels)
+        yield from _rung_families(snapshot.rungs, labels)
+        yield from _expert_families(snapshot.expert_tokens, labels)
+
+
+class _Labels:
+    """Makes families that all carry model_name and engine, as vLLM's do."""
+
+    def __init__(self, model_name: str) -> None:
+        self._names = ("model_name", "engine")
+        self._values = (model_name, "0")
+
+    def gauge(self, name: str, text: str, value: float) -> Metric:
+        return self.gauges(name, text, (), [((), value)])
+
+    def counter(self, name: str, text: str, value: float) -> Metric:
+        return self.counters(name, text, (), [((), value)])
+
+    def gauges(self, name: str, text: str, extra: Sequence[str], samples: Iterable[Sample]) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=[*self._names, *extra])
+        for values, value in samples:
+            family.add_metric([*self._values, *values], value)
+        return family
+
+    def counters(self, name: str, text: str, extra: Sequence[str], samples: Iterable[Sample]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[*self._names, *extra])
+        for values, value in samples:
+            family.add_metric([*self._values, *values], value)
+        return family
+
+    def histogram(self, name: str, text: str, found: Histogram) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=self._names)
+        buckets, total = [], 0
+        for bound, count in zip([*map(str, map(float, found.bounds)), "+Inf"], found.counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        family.add_metric(self._values, buckets, found.total)
+        return family
+
+
+def _http_family(http: HttpCounts) -> Metric:
+    family = CounterMetricFamily("http_requests", "HTTP answers", labels=["method", "handler", "status"])
+    for (method, route, status), count in sorted(http.answers.items()):
+        family.add_metric([method, route, str(status)], count)
+    return family
+
+
+def _vllm_families(s: EngineSnapshot, make: _Labels) -> Iterator[Metric]:
+    usage = s.used_pages / s.num_pages if s.num_pages else 0.0
+    yield make.gauge("vllm:num_requests_running", "Requests that hold a row", s.num_running)
+    yield make.gauge("vllm:num_requests_waiting", "Requests in the queue", s.num_waiting)
+    yield make.gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", usage)
+    cache = (("page_size", "num_pages"), [((str(s.page_size), str(s.num_pages)), 1.0)])
+    yield make.gauges("vllm:cache_config_info", "KV cache configuration", *cache)
+    yield make.counter("vllm:prompt_tokens", "Prompt tokens", s.prompt_tokens)
+    yield make.counter(
+        "vllm:prompt_tokens_cached", "Prompt tokens found in the cache", s.cached_prompt_tokens
+    )
+    yield make.counter("vllm:generation_tokens", "Generated tokens", s.generation_tokens)
+    by_reason = [((reason,), count) for reason, count in sorted(s.finished.items())]
+    yield make.counters("vllm:request_success", "Finished requests", ["finished_reason"], by_reason)
+    rejected = [((code,), count) for code, count in sorted(s.rejected.items())]
+    yield make.counters("vllm:admission_rejections", "Requests refused by the engine", ["reason"], rejected)
+    yield make.counter("vllm:num_preemptions", "Preemptions", s.num_preemptions)
+    yield make.counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", s.prefix_queries)
+    yield make.counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache", s.prefix_hits)
+    yield make.histogram("vllm:time_to_first_token_seconds", "Arrival to first token", s.ttft_s)
+    yield make.histogram("vllm:inter_token_latency_seconds", "Between tokens", s.itl_s)
+    yield make.histogram("vllm:e2e_request_latency_seconds", "Arrival to last token", s.e2e_s)
+    yield make.histogram("vllm:request_queue_time_seconds", "Arrival to first step", s.queue_s)
+    yield make.histogram("vllm:request_prefill_time_seconds", "First step to first token", s.prefill_s)
+    yield make.histogram("vllm:request_decode_time_seconds", "First to last token", s.decode_s)
+    yield make.histogram("vllm:request_prompt_tokens", "Prompt length", s.prompt_len)
+    yield make.histogram("vllm:request_generation_tokens", "Generated length", s.generation_len)
+
+
+def _moe_families(s: EngineSnapshot, make: _Labels) -> Iterator[Metric]:
+    states = [((state,), float(state == s.state)) for state in ("loading", "ready", "draining", "failed")]
+    yield make.gauges("moe_engine_state", "1 at the engine's state", ["state"], states)
+    yield make.gauge("moe_uptime_seconds", "Since the engine started", s.uptime_s)
+    yield make.counter("moe_steps", "Steps made", s.num_steps)
+    yield make.counter(
+        "moe_late_compiles", "Compiles after ready; anything but 0 is a fault", s.late_compiles
+    )
+    yield make.gauge("moe_waiting_tokens", "Prompt and output tokens of the queue", s.waiting_tokens)
+    yield make.gauge(
+        "moe_drain_rate_tokens", "Tokens finished for each second, lately", s.drain_rate_tokens_s
+    )
+    yield make.gauge("moe_kv_pages", "KV pages", s.num_pages)
+    yield make.gauge("moe_kv_pages_used", "KV pages held by requests", s.used_pages)
+    yield make.gauge("moe_kv_pages_cached", "KV pages kept for prefixes", s.cached_pages)
+    yield make.histogram("moe_host_step_seconds", "Host time of a step without the device", s.host_step_s)
+
+
+def _rung_families(rungs: Sequence[RungSnapshot], make: _Labels) -> Iterator[Metric]:
+    def per_rung(value: Callable[[RungSnapshot], float]) -> list[Sample]:
+        return [((rung.name, rung.phase), value(rung)) for rung in rungs]
+
+    names = ["rung", "phase"]
+    states = [((rung.name, rung.phase, rung.state), 1.0) for rung in rungs]
+    yield make.gauges("moe_rung_state", "1 at the rung's state", [*names, "state"], states)
+    yield make.counters("moe_rung_hits", "Launches", names, per_rung(lambda r: r.hits))
+    yield make.counters(
+        "moe_rung_real_tokens", "Positions asked for", names, per_rung(lambda r: r.real_tokens)
+    )
+    computed = per_rung(lambda r: r.computed_tokens)
+    yield make.counters("moe_rung_computed_tokens", "Positions computed, padding included", names, computed)
+    yield make.gauges("moe_rung_compile_seconds", "Time to compile", names, per_rung(lambda r: r.compile_s))
+    yield make.gauges(
+        "moe_rung_step_seconds", "Median of the last launches", names, per_rung(lambda r: r.step_s)
+    )
+    yield make.gauges("moe_padding_share", "Padding in computed positions", ["phase"], _padding(rungs))
+
+
+def _padding(rungs: Sequence[RungSnapshot]) -> list[Sample]:
+    found: list[Sample] = []
+    for phase in sorted({rung.phase for rung in rungs}):
+        computed = sum(rung.computed_tokens for rung in rungs if rung.phase == phase)
+        real = sum(rung.real_tokens for rung in rungs if rung.phase == phase)
+        found.append(((phase,), (computed - real) / computed if computed else 0.0))
+    return found
+
+
+def _expert_families(layers: Sequence[Sequence[int]], make: _Labels) -> Iterator[Metric]:
+    tokens = [
+        ((str(layer), str(expert)), float(count))
+        for layer, counts in enumerate(layers)
+        for expert, count in enumerate(counts)
+    ]
+    yield make.counters("moe_expert_tokens", "Tokens routed to an expert", ["layer", "expert"], tokens)
+    skew = [
+        ((str(layer),), max(counts) * len(counts) / total if (total := sum(counts)) else 1.0)
+        for layer, counts in enumerate(layers)
+        if counts
+    ]
+    yield make.gauges("moe_expert_imbalance", "Busiest expert over the mean, since start", ["layer"], skew)

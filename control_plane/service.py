@@ -1,0 +1,334 @@
+"""EngineService: the asyncio face of the engine. Requests in, batches of token events out, nothing left behind.
+
+All methods run on the event loop's thread except `_publish`, which the engine's thread calls once for each step.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from enum import StrEnum
+from typing import Any
+
+from control_plane.engine_handle import ServedModel
+from control_plane.errors import EngineFault, ModelNotFound, clean
+from control_plane.heartbeat import Heartbeat
+from control_plane.stored import StoredCompletions
+from control_plane.text_work import TextWork
+from runtime.config import EngineConfig
+from runtime.engine.stats import EngineSnapshot
+from runtime.errors import DeadlineExceeded, InvalidRequest, QueueFull, RuntimeFault, Unavailable
+from runtime.request import FinishReason, Request, TokenEvent
+
+KEEP_ALIVE_S = 10.0
+WATCH_S = 1.0
+MAX_PENDING_EVENTS = 256  # of one call whose client reads slowly; then events of one request are joined
+LOADING_RETRY_S = 5.0
+_FAULTS: dict[str, type[RuntimeFault]] = {
+    fault.code: fault for fault in (DeadlineExceeded, QueueFull, Unavailable, InvalidRequest)
+}
+
+
+class Phase(StrEnum):
+    """Where the endpoint is in its life; it only moves down this list."""
+
+    SERVING = "serving"
+    LEAVING = "leaving"  # not ready any more, still admitting
+    CLOSED = "closed"  # admits nothing, finishes what runs
+
+
+class Call:
+    """One HTTP call's requests in the engine. `batches` yields what has arrived, empty when nothing has for a while."""
+
+    def __init__(
+        self, requests: Sequence[Request], deadline_s: float | None, on_close: Callable[["Call"], None]
+    ) -> None:
+        self.request_ids = tuple(request.request_id for request in requests)
+        self._on_close = on_close
+        self._index = {request.request_id: i for i, request in enumerate(requests)}
+        self._open = set(self._index)
+        self._pending: list[TokenEvent] = []
+        self._fault: RuntimeFault | None = None
+        self._wake = asyncio.Event()
+        self._deadline_s = deadline_s
+
+    def take_open(self) -> list[str]:
+        """Ids of the requests that have not finished; a second call finds none."""
+        unfinished, self._open = list(self._open), set()
+        return unfinished
+
+    def close(self) -> None:
+        """Aborts what is unfinished. May be called twice."""
+        self._on_close(self)
+
+    def push(self, event: TokenEvent) -> None:
+        self._pending.append(event)
+        if len(self._pending) > MAX_PENDING_EVENTS:
+            self._pending = list(_joined(self._pending))
+        if event.finish_reason is not None:
+            self._open.discard(event.request_id)
+        self._wake.set()
+
+    def fail(self, fault: RuntimeFault) -> None:
+        self._fault = self._fault or fault
+        self._wake.set()
+
+    async def batches(self, tick_s: float = KEEP_ALIVE_S) -> AsyncIterator[list[tuple[int, TokenEvent]]]:
+        """(choice index, event) until every request has finished. Raises the fault that ended one early."""
+        num_left = len(self._index)
+        while num_left:
+            if not self._pending and self._fault is None:
+                await self._wait(tick_s)
+            self._wake.clear()
+            events, self._pending = self._pending, []
+            for event in events:
+                _raise_if_failed(event)
+                num_left -= event.finish_reason is not None
+            yield [(self._index[event.request_id], event) for event in events]
+            if self._fault is not None and num_left:
+                raise self._fault
+
+    async def _wait(self, tick_s: float) -> None:
+        until = time.monotonic() + tick_s
+        if self._deadline_s is not None:
+            until = min(until, self._deadline_s)
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await self._wake.wait()
+        except TimeoutError:
+            if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+                self.fail(DeadlineExceeded("The request did not finish before its deadline."))
+
+
+class EngineService:
+    """Holds the served model (None while it loads), the calls in flight and the phase of the endpoint's life."""
+
+    def __init__(self, config: EngineConfig, *, stall_s: float = 30.0) -> None:
+        self.config = config
+        self.phase = Phase.SERVING
+        self.stored = StoredCompletions()
+        self.heartbeat = Heartbeat(stall_s)
+        self._model: ServedModel | None = None
+        self._text: TextWork | None = None
+        self._load_error: str | None = None
+        self._calls: dict[str, Call] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Binds the service to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._watcher = self._loop.create_task(self._watch())
+
+    async def stop(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._text is not None:
+            self._text.close()
+
+    def attach(self, model: ServedModel) -> None:
+        """Gives the service its model. Any thread, once, before or after `start`."""
+        model.engine.set_publisher(self._publish)
+        self._text = TextWork(model, self.config.server.max_prompt_bytes)
+        self._model = model
+        if self.phase is Phase.CLOSED:
+            model.engine.begin_drain()
+
+    def fail_to_load(self, error: str) -> None:
+        self._load_error = clean(error)
+
+    def leave(self) -> None:
+        """First step of a drain: readiness goes, admission stays."""
+        self.phase = Phase.LEAVING
+
+    def close_admission(self) -> None:
+        self.phase = Phase.CLOSED
+        if self._model is not None:
+            self._model.engine.begin_drain()
+
+    def cancel_all(self) -> None:
+        """Ends every call with an error; their requests are aborted as the calls unwind."""
+        for call in set(self._calls.values()):
+            call.fail(Unavailable("The server is shutting down.", retry_after_s=1))
+
+    @property
+    def num_open(self) -> int:
+        return len(self._calls)
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ServedModel:
+        """The served model. Raises Unavailable while it loads or when it could not be loaded."""
+        if self._model is None:
+            raise self._not_loaded()
+        return self._model
+
+    @property
+    def text(self) -> TextWork:
+        if self._text is None:
+            raise self._not_loaded()
+        return self._text
+
+    @property
+    def snapshot(self) -> EngineSnapshot | None:
+        return self._model.engine.snapshot() if self._model is not None else None
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return (self.model.card.name, *self.config.model.aliases)
+
+    def require_model(self, name: str) -> None:
+        if name not in self.model_names:
+            raise ModelNotFound(f"The model {clean(name, 64)!r} does not exist.", param="model")
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether new requests should come here, and the state in a word."""
+        if self.phase is not Phase.SERVING:
+            return False, "draining"
+        if self._load_error is not None:
+            return False, "failed"
+        snapshot = self.snapshot
+        state = snapshot.state if snapshot is not None else "loading"
+        return state == "ready", state
+
+    def is_alive(self) -> bool:
+        """False when the engine has failed or work is queued and no step has been made for `stall_s`."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return self._load_error is None
+        return snapshot.state != "failed" and self.heartbeat.observe(snapshot, self.num_open)
+
+    # -- work ---------------------------------------------------------------------------------------------------
+
+    def admit(self, timeout_s: float | None = None) -> float | None:
+        """Checks that work may start; returns the deadline. Raises Unavailable, or DeadlineExceeded if hopeless."""
+        if self.phase is Phase.CLOSED:
+            raise Unavailable("The server is shutting down.", retry_after_s=self.config.server.drain_timeout)
+        snapshot = self.model.engine.snapshot()
+        if snapshot.state == "failed":
+            raise Unavailable("The engine has failed.", retry_after_s=60)
+        if snapshot.state == "loading":
+            raise Unavailable("The model is loading.", retry_after_s=LOADING_RETRY_S)
+        if timeout_s is None:
+            return None
+        if snapshot.num_waiting and (wait_s := _queue_wait_s(snapshot)) is not None and wait_s > timeout_s:
+            raise DeadlineExceeded("The queue is longer than the request's deadline.", retry_after_s=wait_s)
+        return time.monotonic() + timeout_s
+
+    def open(self, requests: Sequence[Request], deadline_s: float | None = None) -> Call:
+        """Submits the requests. The caller must `close` the call, whatever happens."""
+        if self.phase is Phase.CLOSED:
+            raise Unavailable("The server is shutting down.", retry_after_s=self.config.server.drain_timeout)
+        call = Call(requests, deadline_s, self._close)
+        self._calls.update((request_id, call) for request_id in call.request_ids)
+        try:
+            self._submit(requests)
+        except BaseException:
+            self._forget(call)
+            raise
+        return call
+
+    def _close(self, call: Call) -> None:
+        self._forget(call)
+        if unfinished := call.take_open():
+            self.model.engine.abort(unfinished)
+
+    def _forget(self, call: Call) -> None:
+        for request_id in call.request_ids:
+            self._calls.pop(request_id, None)
+
+    def _submit(self, requests: Sequence[Request]) -> None:
+        engine = self.model.engine
+        try:
+            engine.submit(requests)
+        except (QueueFull, Unavailable) as fault:
+            if fault.retry_after_s is None:
+                fault.retry_after_s = _queue_wait_s(engine.snapshot())
+            raise
+
+    def _publish(self, events: list[TokenEvent]) -> None:
+        """Called in the engine's thread: one hand-over for each step."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._deliver, events)
+
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            call = self._calls.get(event.request_id)
+            if call is not None:
+                call.push(event)
+
+    async def _watch(self) -> None:
+        """Keeps the heartbeat's clock and ends the calls of an engine that has failed."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            snapshot = self.snapshot
+            if snapshot is None:
+                continue
+            self.heartbeat.observe(snapshot, self.num_open)
+            if snapshot.state == "failed":
+                for call in set(self._calls.values()):
+                    call.fail(EngineFault("The engine has failed."))
+
+    def _not_loaded(self) -> Unavailable:
+        if self._load_error is not None:
+            return Unavailable("The model could not be loaded.", retry_after_s=60)
+        return Unavailable("The model is loading.", retry_after_s=LOADING_RETRY_S)
+
+
+async def until_disconnect[T](
+    receive: Callable[[], Coroutine[Any, Any, Any]], work: Coroutine[Any, Any, T]
+) -> T | None:
+    """The result of `work`, or None after cancelling it because the client left."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _queue_wait_s(snapshot: EngineSnapshot) -> float | None:
+    """Seconds until what waits now is done at the measured rate; None when no rate is known."""
+    if snapshot.drain_rate_tokens_s <= 0:
+        return None
+    return snapshot.waiting_tokens / snapshot.drain_rate_tokens_s
+
+
+def _raise_if_failed(event: TokenEvent) -> None:
+    """An event's `error` reads `code: sentence`; codes that are not ours are engine errors."""
+    if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
+        return
+    code, _, sentence = (event.error or "").partition(": ")
+    if code in _FAULTS:
+        raise _FAULTS[code](clean(sentence), retry_after_s=1)
+    raise EngineFault(clean(event.error or "The request was aborted."))
+
+
+def _joined(events: Sequence[TokenEvent]) -> Iterator[TokenEvent]:
+    """The same news in one event for each request."""
+    by_request: dict[str, list[TokenEvent]] = {}
+    for event in events:
+        by_request.setdefault(event.request_id, []).append(event)
+    for request_id, group in by_request.items():
+        yield TokenEvent(
+            request_id,
+            tuple(token for event in group for token in event.token_ids),
+            "".join(event.text for event in group),
+            tuple(entry for event in group for entry in event.logprobs),
+            tuple(entry for event in group for entry in event.prompt_logprobs),
+            group[-1].finish_reason,
+            group[-1].stop_reason,
+            max(event.num_cached_tokens for event in group),
+            group[-1].error,
+        )
