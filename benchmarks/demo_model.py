@@ -6,7 +6,6 @@ Serving has its own implementation and shares only the weights with this one.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import flax.linen as nn
 import jax
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 class ModelConfig:
     vocab_size: int = 4096
     hidden_size: int = 256
-    num_layers: int = 5
+    num_layers: int = 4
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 64
@@ -32,7 +31,7 @@ def normal(scale: float) -> nn.initializers.Initializer:
     return nn.initializers.normal(scale)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=())
+@jax.custom_vjp
 def gather_rows(x: jax.Array, rows: jax.Array, users: jax.Array) -> jax.Array:
     """x[rows], where `users` [num_rows, k] lists the places that read each row (len(rows) where there is none).
 
@@ -59,7 +58,9 @@ class RMSNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],), jnp.float32)
         wide = x.astype(jnp.float32)  # the mean square needs more than bf16's eight bits
-        return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps) * weight).astype(x.dtype)
+        return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps) * weight).astype(
+            x.dtype
+        )
 
 
 class Attention(nn.Module):
@@ -87,7 +88,9 @@ class Attention(nn.Module):
         scores = scores.reshape(batch, c.num_kv_heads, group, length, length)
         causal = jnp.tril(jnp.ones((length, length), bool))
         weights = jax.nn.softmax(jnp.where(causal, scores, -1e30), -1).astype(x.dtype)
-        mixed = jnp.einsum("bkqs,bksd->bkqd", weights.reshape(batch, c.num_kv_heads, group * length, length), v)
+        mixed = jnp.einsum(
+            "bkqs,bksd->bkqd", weights.reshape(batch, c.num_kv_heads, group * length, length), v
+        )
         mixed = mixed.reshape(batch, c.num_kv_heads, group, length, c.head_dim).transpose(0, 3, 1, 2, 4)
         weight = self.param("o_proj", normal(0.01), (c.num_heads * c.head_dim, c.hidden_size), jnp.float32)
         return mixed.reshape(batch, length, c.num_heads * c.head_dim) @ weight.astype(x.dtype)
@@ -107,11 +110,19 @@ class Experts(nn.Module):
         """x [T, D] to (result [T, D], balance loss, fraction of the choices that each expert got [E])."""
         c = self.config
         num_tokens, top_k = x.shape[0], c.num_experts_per_tok
-        capacity = min(num_tokens, int(num_tokens * top_k / c.num_experts * self.capacity_factor + 7) // 8 * 8)
+        capacity = min(
+            num_tokens, int(num_tokens * top_k / c.num_experts * self.capacity_factor + 7) // 8 * 8
+        )
         router = self.param("router", normal(0.02), (c.hidden_size, c.num_experts), jnp.float32)
-        gate = self.param("gate_proj", normal(0.02), (c.num_experts, c.hidden_size, c.moe_intermediate_size), jnp.float32)
-        up = self.param("up_proj", normal(0.02), (c.num_experts, c.hidden_size, c.moe_intermediate_size), jnp.float32)
-        down = self.param("down_proj", normal(0.01), (c.num_experts, c.moe_intermediate_size, c.hidden_size), jnp.float32)
+        gate = self.param(
+            "gate_proj", normal(0.02), (c.num_experts, c.hidden_size, c.moe_intermediate_size), jnp.float32
+        )
+        up = self.param(
+            "up_proj", normal(0.02), (c.num_experts, c.hidden_size, c.moe_intermediate_size), jnp.float32
+        )
+        down = self.param(
+            "down_proj", normal(0.01), (c.num_experts, c.moe_intermediate_size, c.hidden_size), jnp.float32
+        )
 
         logits = x.astype(jnp.float32) @ router  # routing is decided in f32: near ties are common
         probabilities = jax.nn.softmax(logits, -1)
@@ -125,7 +136,9 @@ class Experts(nn.Module):
         queue = (jnp.cumsum(one_hot, 0) * one_hot).sum(-1) - 1
         num_slots = c.num_experts * capacity
         slots = jnp.where(queue < capacity, chosen.reshape(-1) * capacity + queue, num_slots)  # [T * K]
-        choices = jnp.full(num_slots + 1, num_tokens * top_k).at[slots].set(jnp.arange(num_tokens * top_k))[:-1]
+        choices = (
+            jnp.full(num_slots + 1, num_tokens * top_k).at[slots].set(jnp.arange(num_tokens * top_k))[:-1]
+        )
         rows = jnp.where(choices < num_tokens * top_k, choices // top_k, num_tokens)
         gathered = gather_rows(x, rows, slots.reshape(num_tokens, top_k)).reshape(c.num_experts, capacity, -1)
         hidden = nn.silu(gathered @ gate.astype(x.dtype)) * (gathered @ up.astype(x.dtype))
@@ -137,8 +150,7 @@ class Experts(nn.Module):
 class Model(nn.Module):
     config: ModelConfig
     capacity_factor: float = 1.5
-    dropout: float = 0.0
-    dtype: jnp.dtype = jnp.bfloat16
+    dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -152,9 +164,13 @@ class Model(nn.Module):
         cos, sin = jnp.cos(angles)[:, None].astype(self.dtype), jnp.sin(angles)[:, None].astype(self.dtype)
         balances, loads = [], []
         for i in range(c.num_layers):
-            x = x + Attention(c, name=f"attention_{i}")(RMSNorm(c.rms_norm_eps, name=f"input_norm_{i}")(x), cos, sin)
+            x = x + Attention(c, name=f"attention_{i}")(
+                RMSNorm(c.rms_norm_eps, name=f"input_norm_{i}")(x), cos, sin
+            )
             normed = RMSNorm(c.rms_norm_eps, name=f"post_norm_{i}")(x)
-            mixed, balance, load = Experts(c, self.capacity_factor, name=f"experts_{i}")(normed.reshape(batch * length, -1))
+            mixed, balance, load = Experts(c, self.capacity_factor, name=f"experts_{i}")(
+                normed.reshape(batch * length, -1)
+            )
             x = x + mixed.reshape(x.shape)
             balances.append(balance)
             loads.append(load)
