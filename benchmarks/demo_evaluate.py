@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from demo_corpus import ChatDocument, Corpus
-from demo_model import Model, ModelConfig
+from demo_model import Model, ModelConfig, apply
 from demo_tokenizer import END_OF_TEXT, IM_END, render_chat
 from tokenizers import Tokenizer
 
@@ -29,6 +29,10 @@ CHAT_PROMPTS = (
     "I think it will rain to-morrow, and we shall not be able to walk to the village.",
     "Explain how a computer works.",
 )
+
+
+SCORING_TOKENS = 4096  # in a batch
+SCORING_CAPACITY = 4.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def evaluate(params: dict, config: ModelConfig, tokenizer: Tokenizer, corpus: Co
         nats = trigram_nats(train, held_out)
         result["byte_trigram"][source] = Score(len(held_out), len(held_out), nats).figures()
         for window in (512, 2048) if source == "austen" else (512,):
-            score, load = score_text(model, params, tokenizer, texts, window)
+            score, load = score_text(config, params, tokenizer, texts, window)
             result["held_out"][f"{source}_{window}"] = score.figures()
             if source == "austen" and window == 512:
                 result["experts"] = expert_use(load)
@@ -82,30 +86,40 @@ def chat_prompt(text: str) -> str:
 
 
 def score_text(
-    model: Model, params: dict, tokenizer: Tokenizer, texts: list[str], window: int
+    config: ModelConfig, params: dict, tokenizer: Tokenizer, texts: list[str], window: int
 ) -> tuple[Score, np.ndarray]:
-    """Each token is predicted once, from at most `window` tokens before it. Also the experts' load [layers, E]."""
+    """Each token is predicted once, from at most `window` tokens before it. Also the experts' load [layers, E].
+
+    Several windows go at once, with room for SCORING_CAPACITY times an even split in each expert: checked, so none is dropped.
+    """
+    model = Model(config, capacity_factor=SCORING_CAPACITY)
 
     @jax.jit
     def run(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits, _, load = model.apply({"params": params}, tokens[None, :-1])
-        log_probabilities = jax.nn.log_softmax(logits[0].astype(jnp.float32))
-        return -jnp.take_along_axis(log_probabilities, tokens[1:, None], -1)[:, 0], load
+        logits, _, load = apply(model, params, tokens[:, :-1])
+        log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
+        return -jnp.take_along_axis(log_probabilities, tokens[:, 1:, None], -1)[..., 0], load
 
-    nats, num_tokens, loads = 0.0, 0, []
+    pieces, counts = [], []
     for text in texts:
         ids = np.array(tokenizer.encode(END_OF_TEXT + text).ids, np.int32)
         for start in range(0, len(ids) - 1, window):
             piece = ids[start : start + window + 1]
-            count = len(piece) - 1
-            losses, load = run(np.pad(piece, (0, window + 1 - len(piece))))
-            nats += float(np.asarray(losses)[:count].sum())
-            num_tokens += count
-            if count == window:
-                loads.append(np.asarray(load))
-    return Score(len("".join(texts).encode()), num_tokens, nats), np.mean(loads, 0) if loads else np.zeros(
-        (0, 0)
-    )
+            counts.append(len(piece) - 1)
+            pieces.append(np.pad(piece, (0, window + 1 - len(piece)), mode="wrap"))
+    rows = SCORING_TOKENS // window
+    nats, loads = 0.0, []
+    for start in range(0, len(pieces), rows):
+        batch = np.stack((pieces[start : start + rows] * rows)[:rows])  # the last batch repeats its pieces
+        losses, load = run(batch)
+        if load.max() * config.num_experts > SCORING_CAPACITY:
+            raise RuntimeError(
+                f"an expert got {load.max() * config.num_experts:.2f} times an even split: rows were dropped"
+            )
+        for row, count in zip(np.asarray(losses), counts[start : start + rows], strict=False):
+            nats += float(row[:count].sum())
+        loads.append(np.asarray(load))
+    return Score(sum(len(text.encode()) for text in texts), sum(counts), nats), np.mean(loads, 0)
 
 
 def expert_use(load: np.ndarray) -> list[dict[str, float]]:
@@ -140,14 +154,17 @@ def trigram_nats(train: bytes, held_out: bytes) -> float:
 def grams(text: np.ndarray, order: int) -> np.ndarray:
     """Each run of `order` bytes as one number."""
     length = len(text) - order + 1
-    return sum(text[i : i + length] * 256 ** (order - 1 - i) for i in range(order))
+    numbers = np.zeros(length, np.int64)
+    for i in range(order):
+        numbers = numbers * 256 + text[i : i + length]
+    return numbers
 
 
 class Generator:
     """Samples one token at a time, recomputing the whole text: slow, simple, and independent of the server."""
 
-    def __init__(self, model: Model, params: dict, tokenizer: Tokenizer, max_len: int = 320) -> None:
-        self.tokenizer, self.max_len = tokenizer, max_len
+    def __init__(self, model: Model, params: dict, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         self.eos = {tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(IM_END)}
         self.next_logits = jax.jit(partial(_next_logits, model, params))
 
@@ -157,8 +174,8 @@ class Generator:
         rng = np.random.default_rng(seed)
         ids = self.tokenizer.encode(prompt).ids
         start = len(ids)
-        while len(ids) < min(start + num_tokens, self.max_len):
-            padded = np.pad(np.array(ids, np.int32), (0, self.max_len - len(ids)))
+        while len(ids) < start + num_tokens:
+            padded = np.pad(np.array(ids, np.int32), (0, -len(ids) % 96))  # a few lengths to compile
             logits = np.asarray(self.next_logits(padded, len(ids) - 1)).astype(np.float64) / temperature
             logits[logits < np.sort(logits)[-top_k]] = -np.inf
             weights = np.exp(logits - logits.max())
@@ -170,4 +187,4 @@ class Generator:
 
 
 def _next_logits(model: Model, params: dict, tokens: jax.Array, last: jax.Array) -> jax.Array:
-    return model.apply({"params": params}, tokens[None])[0][0, last]
+    return apply(model, params, tokens[None])[0][0, last]

@@ -6,10 +6,12 @@ Serving has its own implementation and shares only the weights with this one.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class Experts(nn.Module):
 class Model(nn.Module):
     config: ModelConfig
     capacity_factor: float = 1.5
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -178,9 +180,14 @@ class Model(nn.Module):
         return x @ embedding.T.astype(self.dtype), jnp.stack(balances).mean(), jnp.stack(loads)
 
 
+def apply(model: Model, params: dict, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """tokens [B, T] to (logits [B, T, V], balance loss, expert load [layers, E])."""
+    return cast(tuple[jax.Array, jax.Array, jax.Array], model.apply({"params": params}, tokens))
+
+
 def loss_of(model: Model, params: dict, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """tokens [B, T + 1] to (mean cross entropy in nats, balance loss, expert load)."""
-    logits, balance, load = model.apply({"params": params}, tokens[:, :-1])
+    logits, balance, load = apply(model, params, tokens[:, :-1])
     targets = tokens[:, 1:]
     wide = logits.astype(jnp.float32)
     picked = jnp.take_along_axis(wide, targets[..., None], -1)[..., 0]

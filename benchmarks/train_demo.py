@@ -118,7 +118,7 @@ def save_state(path: Path, state: object, meta: dict[str, str]) -> None:
     path.with_suffix(".json").write_text(json.dumps(meta))
 
 
-def load_state(path: Path, template: object) -> tuple[object, dict[str, str]]:
+def load_state(path: Path, template: tuple) -> tuple[tuple, dict[str, str]]:
     leaves = load_file(path)
     restored = [jnp.asarray(leaves[name]) for name in sorted(leaves)]
     return jax.tree.unflatten(jax.tree.structure(template), restored), json.loads(
