@@ -83,7 +83,9 @@ def test_cuts_equal_sorting(kind: str, num_tokens: int) -> None:
     logits = ADVERSARIAL[kind](rng, num_tokens).astype(np.float32)
     scaled = logits - logits.max()
     batch = np.broadcast_to(scaled, (len(cases), num_tokens))
-    top_k, top_p, min_p = (np.array(column, t) for column, t in zip(zip(*cases), "iff", strict=True))
+    top_k, top_p, min_p = (
+        np.array(column, t) for column, t in zip(zip(*cases, strict=True), "iff", strict=True)
+    )
     got = batch >= np.asarray(jit_threshold(batch, top_k, top_p, min_p, all_active(len(cases))))[:, None]
     for case, row in zip(cases, got, strict=True):
         np.testing.assert_array_equal(row, kept_by_sorting(scaled, *case), err_msg=str(case))
