@@ -32,7 +32,7 @@ class EngineHandle(Protocol):
     def begin_drain(self) -> None:
         """From now on `submit` raises Unavailable; running requests go on."""
 
-    def stop(self, timeout_s: float = 30.0) -> None:
+    def shutdown(self, timeout_s: float = 30.0) -> None:
         """Ends the engine's thread; what still runs gets an error event. May be called twice."""
 
 
@@ -55,10 +55,10 @@ class ChatTemplate(Protocol):
 
 
 class Grammars(Protocol):
-    """Checks a constraint before a request with it is admitted."""
+    """Compiles constraints; here only to refuse a bad one before its request is admitted."""
 
-    def validate(self, spec: GrammarSpec) -> None:
-        """Raises InvalidRequest when the constraint is wrong or too large."""
+    def compile(self, spec: GrammarSpec) -> object:
+        """Raises InvalidRequest when the constraint is wrong or too large. Safe in any thread."""
 
 
 class ModelCard(Protocol):

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +17,7 @@ MAX_HEADERS = 128
 HEAD_TIMEOUT_S = 20.0
 BODY_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 60.0  # a client that takes nothing for this long is gone
+LINGER_S = 1.0
 _CLOSE = {"Connection": "close"}
 
 
@@ -79,8 +81,18 @@ class BodyLimit:
                 return b"".join(parts)
 
     async def _refuse_size(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """413 at once; what the client still sends is thrown away for a moment, for a reset could lose the answer."""
         text = f"The request body is larger than {self._max_bytes} bytes."
-        await status_response(413, text, _CLOSE)(scope, receive, send)
+
+        async def keep_open(message: Message) -> None:
+            await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+        await status_response(413, text, _CLOSE)(scope, receive, keep_open)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _fits(content_length: bytes, limit: int) -> bool:
@@ -94,6 +106,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._in_head = True
         self._head_bytes = 0
+        self._is_refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -107,6 +120,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         if self._in_head:
             self._head_bytes += len(data)
             self._start_head_timer()
@@ -153,10 +168,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(408, "The request did not arrive in time.")
 
     def _refuse(self, status: int, text: str) -> None:
-        """Answers below ASGI and closes; nothing of an unfinished request reaches the app."""
+        """Answers below ASGI and closes a moment later; nothing of an unfinished request reaches the app."""
         body = status_response(status, text).body
         head = (
             f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         )
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + bytes(body))
-        self.transport.close()
+        self._is_refused = True
+        self.loop.call_later(LINGER_S, self.transport.close)

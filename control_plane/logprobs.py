@@ -1,6 +1,7 @@
 """Log probabilities in OpenAI's two forms. Values are finite and at most 0, bytes are always given."""
 
 import codecs
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ def completion_token(data: bytes) -> str:
 
 
 def finite(value: float) -> float:
-    return min(0.0, max(MIN_LOGPROB, value)) if value == value else MIN_LOGPROB
+    return min(0.0, max(MIN_LOGPROB, value)) if not math.isnan(value) else MIN_LOGPROB
 
 
 def _chat_entry(tokenizer: Tokenizer, token_id: int, value: float | None) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from enum import StrEnum
 from typing import Any
 
+from starlette.types import Receive
+
 from control_plane.engine_handle import ServedModel
 from control_plane.errors import EngineFault, ModelNotFound, clean
 from control_plane.heartbeat import Heartbeat
@@ -21,6 +23,7 @@ from runtime.request import FinishReason, Request, TokenEvent
 
 KEEP_ALIVE_S = 10.0
 WATCH_S = 1.0
+MAX_PENDING_TOKENS = 16384  # of one call; a client that reads slower than that loses it
 MAX_PENDING_EVENTS = 256  # of one call whose client reads slowly; then events of one request are joined
 LOADING_RETRY_S = 5.0
 _FAULTS: dict[str, type[RuntimeFault]] = {
@@ -47,6 +50,7 @@ class Call:
         self._index = {request.request_id: i for i, request in enumerate(requests)}
         self._open = set(self._index)
         self._pending: list[TokenEvent] = []
+        self._num_pending_tokens = 0
         self._fault: RuntimeFault | None = None
         self._wake = asyncio.Event()
         self._deadline_s = deadline_s
@@ -62,6 +66,12 @@ class Call:
 
     def push(self, event: TokenEvent) -> None:
         self._pending.append(event)
+        self._num_pending_tokens += len(event.token_ids)
+        if self._num_pending_tokens > MAX_PENDING_TOKENS:
+            self._pending.clear()
+            self.fail(EngineFault("The client reads too slowly."))
+            self.close()
+            return
         if len(self._pending) > MAX_PENDING_EVENTS:
             self._pending = list(_joined(self._pending))
         if event.finish_reason is not None:
@@ -79,7 +89,7 @@ class Call:
             if not self._pending and self._fault is None:
                 await self._wait(tick_s)
             self._wake.clear()
-            events, self._pending = self._pending, []
+            events, self._pending, self._num_pending_tokens = self._pending, [], 0
             for event in events:
                 _raise_if_failed(event)
                 num_left -= event.finish_reason is not None
@@ -109,7 +119,7 @@ class EngineService:
         self.heartbeat = Heartbeat(stall_s)
         self._model: ServedModel | None = None
         self._text: TextWork | None = None
-        self._load_error: str | None = None
+        self.load_error: str | None = None
         self._calls: dict[str, Call] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -136,7 +146,7 @@ class EngineService:
             model.engine.begin_drain()
 
     def fail_to_load(self, error: str) -> None:
-        self._load_error = clean(error)
+        self.load_error = clean(error)
 
     def leave(self) -> None:
         """First step of a drain: readiness goes, admission stays."""
@@ -187,7 +197,7 @@ class EngineService:
         """Whether new requests should come here, and the state in a word."""
         if self.phase is not Phase.SERVING:
             return False, "draining"
-        if self._load_error is not None:
+        if self.load_error is not None:
             return False, "failed"
         snapshot = self.snapshot
         state = snapshot.state if snapshot is not None else "loading"
@@ -197,7 +207,7 @@ class EngineService:
         """False when the engine has failed or work is queued and no step has been made for `stall_s`."""
         snapshot = self.snapshot
         if snapshot is None:
-            return self._load_error is None
+            return self.load_error is None
         return snapshot.state != "failed" and self.heartbeat.observe(snapshot, self.num_open)
 
     # -- work ---------------------------------------------------------------------------------------------------
@@ -273,14 +283,12 @@ class EngineService:
                     call.fail(EngineFault("The engine has failed."))
 
     def _not_loaded(self) -> Unavailable:
-        if self._load_error is not None:
+        if self.load_error is not None:
             return Unavailable("The model could not be loaded.", retry_after_s=60)
         return Unavailable("The model is loading.", retry_after_s=LOADING_RETRY_S)
 
 
-async def until_disconnect[T](
-    receive: Callable[[], Coroutine[Any, Any, Any]], work: Coroutine[Any, Any, T]
-) -> T | None:
+async def until_disconnect[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, or None after cancelling it because the client left."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
@@ -293,7 +301,7 @@ async def until_disconnect[T](
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _disconnected(receive: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -60,7 +60,7 @@ class TextWork:
         grammars = self._model.grammars
         if grammars is None:
             raise InvalidRequest("The model does not support response_format.", param="response_format")
-        await self._run(lambda: grammars.validate(spec))
+        await self._run(lambda: grammars.compile(spec))
 
     def check_size(self, text: str, param: str) -> int:
         """The text's size in bytes. Raises ContextTooLong over the limit, before any tokenising."""

@@ -50,7 +50,7 @@ class PlainTemplate:
 class PlainGrammars:
     """Accepts JSON objects as schemas; the property "forbidden" stands for what a real compiler refuses."""
 
-    def validate(self, spec: GrammarSpec) -> None:
+    def compile(self, spec: GrammarSpec) -> None:
         if "forbidden" in spec.source:
             raise InvalidRequest("The schema cannot be compiled.", param="response_format")
 
@@ -121,7 +121,7 @@ class FakeEngine:
     def begin_drain(self) -> None:
         self._is_draining = True
 
-    def stop(self, timeout_s: float = 30.0) -> None:
+    def shutdown(self, timeout_s: float = 30.0) -> None:
         with self._lock:
             self._is_stopped = True
             self._lock.notify()

@@ -1,0 +1,162 @@
+"""`python -m control_plane --config FILE`: the HTTP endpoint and its engine in one process.
+
+HTTP is up at once and says "loading" while weights and rungs come; SIGTERM drains, a second one ends at once.
+"""
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from control_plane.app import create_app
+from control_plane.drain import DrainingServer, uvicorn_config
+from control_plane.engine_handle import ServedModel
+from control_plane.service import EngineService
+from runtime.config import EngineConfig, load_config, parse_config
+from runtime.errors import RuntimeFault
+
+ROLES = ("all", "prefill", "decode", "router")
+POLL_S = 0.1
+STOP_TIMEOUT_S = 10.0
+log = logging.getLogger("control_plane")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    if args.role != "all":
+        print(f"The role {args.role} is not built yet; use --role all.", file=sys.stderr)
+        return 2
+    try:
+        config = _load_config(args)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    if not _is_loopback(config.server.host):
+        keys = (
+            "keys are required"
+            if config.server.api_keys
+            else "no key is set, so anyone who reaches it can use it"
+        )
+        log.warning("listening on %s, which is not loopback: %s", config.server.host, keys)
+    return serve(config)
+
+
+def serve(config: EngineConfig) -> int:
+    """Runs until a signal ends it. Returns the exit code."""
+    service = EngineService(config)
+    server = LoadingServer(service, config)
+    server.run()
+    if server.force_exit:
+        os._exit(1)  # the second signal means now, whatever the engine's thread is doing
+    server.stop_engine()
+    return 1 if server.load_failed else 0
+
+
+class LoadingServer(DrainingServer):
+    """Serves at once, builds the engine in a thread of its own, and tells the operator how it goes."""
+
+    def __init__(self, service: EngineService, config: EngineConfig) -> None:
+        super().__init__(uvicorn_config(create_app(service), service), service)
+        self.load_failed = False
+        self._config_of_engine = config
+        self._engine: Any = None
+        self._reporter: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        name = f"[{host}]" if ":" in host else host
+        print(f"moe-ladder: http://{name}:{port}/v1 is up, the model is loading", flush=True)
+        threading.Thread(target=self._build, name="build", daemon=True).start()
+        self._reporter = asyncio.create_task(self._report())
+
+    def stop_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown(STOP_TIMEOUT_S)
+
+    def _build(self) -> None:
+        try:
+            from runtime.engine.build import build_engine  # noqa: PLC0415 - loads JAX, which takes seconds
+
+            built = build_engine(self._config_of_engine)
+            self._engine = built.loop
+            self._service.attach(
+                ServedModel(built.loop, built.tokenizer, built.card, built.chat_template, built.grammars)
+            )
+            built.loop.start()
+        except RuntimeFault as fault:
+            self._service.fail_to_load(fault.message)
+        except Exception as error:
+            log.exception("the engine could not be built")
+            self._service.fail_to_load(f"{type(error).__name__}: {error}")
+
+    async def _report(self) -> None:
+        """One line when the engine is ready; the end of the process when it cannot be loaded."""
+        start = time.monotonic()
+        while (state := self._service.readiness()[1]) in ("loading", "draining"):
+            await asyncio.sleep(POLL_S)
+        if state == "failed":
+            snapshot = self._service.snapshot
+            reason = self._service.load_error or (snapshot.error if snapshot else "")
+            print(f"moe-ladder: the model could not be loaded: {reason}", file=sys.stderr, flush=True)
+            self.load_failed = self.should_exit = True
+            return
+        card = self._service.model.card
+        seconds = time.monotonic() - start
+        print(
+            f"moe-ladder: {card.name} is ready after {seconds:.1f} s, context {card.max_context} tokens",
+            flush=True,
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m control_plane", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("--config", type=Path, help="YAML file; without it every setting has its default")
+    parser.add_argument("--role", choices=ROLES, default="all")
+    parser.add_argument("--host", help="address to listen on, instead of the file's")
+    parser.add_argument("--port", type=int, help="port, instead of the file's; 0 takes a free one")
+    parser.add_argument("--model", help="model folder, instead of the file's")
+    parser.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: seeded random weights")
+    return parser
+
+
+def _load_config(args: argparse.Namespace) -> EngineConfig:
+    """The file with the command line's values on top. Raises ValueError with one line per wrong field."""
+
+    def override(data: dict[str, Any]) -> None:
+        for section, key, value in (
+            ("server", "host", args.host),
+            ("server", "port", args.port),
+            ("model", "path", args.model),
+            ("model", "load_format", args.load_format),
+        ):
+            if value is not None:
+                data[section] = {**(data.get(section) or {}), key: value}
+
+    if args.config is not None:
+        return load_config(args.config, override)
+    data: dict[str, Any] = {}
+    override(data)
+    return parse_config(data, source="command line")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
