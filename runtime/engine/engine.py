@@ -105,12 +105,13 @@ class Engine:
 
     def adopt_ready_rungs(self) -> bool:
         """Warm up at most one newly compiled rung; True when no rung is left to wait for."""
+        is_settled = self.compiler.is_settled  # asked first: a rung may get ready while we look
         for bucket in self.ladder.rungs:
             if bucket not in self._warm and self.compiler.is_ready(bucket):
                 self.warm_up(bucket)
                 self._warm.add(bucket)
                 return False
-        return self.compiler.is_settled
+        return is_settled
 
     def limits(self) -> StepLimits:
         """What the ready rungs can take now."""
@@ -262,7 +263,7 @@ def make_device_state(
         budget=jnp.zeros(slots, jnp.int32),
         is_done=jnp.zeros(slots, jnp.bool_),
     )
-    dtype = params.embed.dtype
+    dtype = params.embedding.dtype
     hidden = jnp.zeros((shape.max_prefill_tokens + SCORE_CHUNK, arch.hidden_size), dtype)
     return DeviceState(params, pool, rows, sampling, hidden)
 
