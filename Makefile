@@ -16,7 +16,7 @@ setup: .venv/.installed  ## find Python >= 3.12, make .venv, install from the co
 	@.ci/setup
 
 demo: setup  ## serve the embedded model, send real requests, print the text and the figures
-	@$(PY) benchmarks/demo.py
+	@$(PY) -m benchmarks.demo
 
 serve: setup  ## OpenAI endpoint on 127.0.0.1:8000 (CONFIG=FILE for another configuration)
 	@$(PY) -m control_plane --config $(CONFIG)
@@ -43,5 +43,6 @@ format: setup  ## format and fix what can be fixed
 bench: setup  ## a short offline benchmark with a table
 	@$(PY) -m runtime.bench offline --concurrency 1,8 --input 128 --output 32 --prefill 512x1 --repeats 2
 
-docs: setup  ## rewrite docs/config.md from the configuration's own descriptions
-	@$(PY) benchmarks/config_docs.py
+docs: setup  ## rewrite what is generated: docs/config.md, the tree in README.md
+	@$(PY) -m benchmarks.config_docs
+	@$(PY) -m benchmarks.readme_tree

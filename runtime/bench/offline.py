@@ -21,6 +21,7 @@ from runtime.bench.roofline import ModelShape, decode_bound, load_shape, prefill
 from runtime.bench.running import RunningEngine
 from runtime.bench.workload import greedy_request, random_prompts
 
+MIN_CONTEXT = 2048  # a server for shorter texts than this would not be a fair one
 _KV_SLACK = 1.25
 _MIB = 1 << 20
 
@@ -38,6 +39,11 @@ class OfflinePlan:
     @property
     def max_rows(self) -> int:
         return max([*self.concurrency, *(num for _, num in self.prefill)])
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return max([self.input_len + self.output_len, *(length + 1 for length, _ in self.prefill)])
 
     @property
     def max_positions(self) -> int:
@@ -90,10 +96,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def overrides_for(plan: OfflinePlan, shape: ModelShape) -> dict[str, Any]:
     """Configuration that the method needs: no prefix cache, rows for the largest case, KV for it and a little more."""
-    kv_bytes = plan.max_positions * shape.num_layers * 2 * shape.kv_dim * 2
+    context = min(shape.max_context, max(MIN_CONTEXT, plan.longest))
+    positions = _KV_SLACK * max(plan.max_positions, context)
+    kv_mib = positions * shape.num_layers * 2 * shape.kv_dim * 2 / _MIB
     return {
         "kv_cache.enable_prefix_cache": False,
-        "kv_cache.kv_cache_size": f"{max(64, round(_KV_SLACK * kv_bytes / _MIB))}MiB",
+        "kv_cache.kv_cache_size": f"{max(16, round(kv_mib))}MiB",
+        "model.max_context": context,
         "batch_processing.max_batch_size": plan.max_rows,
         "server.max_queued_requests": 1 << 16,
         "server.max_queued_tokens": 1 << 30,

@@ -1,4 +1,4 @@
-"""Plays requests against a running engine: open loop by arrival time, or closed loop to find its capacity. Imports no JAX."""
+"""Plays requests against a running engine: open loop by arrival time, or closed loop to find its capacity."""
 
 import time
 from dataclasses import dataclass

@@ -107,7 +107,7 @@ def open_engine(config: EngineConfig, threads: int | None = None) -> Iterator[Ru
             status.update("compiling the other rungs")
             built.loop.wait_complete(READY_TIMEOUT_S)
         except BaseException:
-            built.loop.stop()
+            built.loop.shutdown()
             raise
     all_rungs_s = time.monotonic() - started_s
     console.print(
@@ -118,7 +118,7 @@ def open_engine(config: EngineConfig, threads: int | None = None) -> Iterator[Ru
         name = config.model.served_name or folder.resolve().name
         yield RunningEngine(config, client, load_shape(folder), name, first_rung_s, all_rungs_s, built.loop)
     finally:
-        built.loop.stop()
+        built.loop.shutdown()
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Figures of a replay: latencies, goodput, padding, use of rungs. Imports no JAX.
+"""Figures of a replay: latencies, goodput, padding, use of rungs.
 
 TTFT: arrival to first token. ITL: gap between two events of a stream; an event may bring several tokens, which its
 reader sees at once, so gaps are counted by event. TPOT: a request's time after its first event over the tokens that
