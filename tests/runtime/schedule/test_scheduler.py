@@ -234,6 +234,20 @@ def test_a_stop_token_has_no_kv_and_its_page_is_not_cached():
     assert scheduler.num_cached_pages == 1
 
 
+def test_a_step_admits_two_and_the_first_does_not_evict_what_the_second_shares():
+    scheduler = make_scheduler(enable_prefix_cache=True, num_pages=7)
+    scheduler.policy = SchedulePolicy(spare_pages_per_row=0)
+    x = add(scheduler, "x", prompt_len=8, max_tokens=1)
+    run(scheduler)
+    add(scheduler, "y", prompt_len=8, max_tokens=1)
+    run(scheduler)  # free: 5 and 6 blank, then 2, 1 of x and 4, 3 of y
+    add(scheduler, "a", prompt_len=12)
+    add(scheduler, "b", 0, prompt_ids=(*x.request.prompt_ids, 5))
+    plan = launch(scheduler)
+    assert shape(plan) == [("a", 0, 12), ("b", 8, 1)]
+    assert [c.page_ids for c in plan.chunks] == [(5, 6, 4), (1, 2, 3)]
+
+
 def test_switching_the_prefix_cache_off_forgets_it():
     scheduler = make_scheduler(enable_prefix_cache=True)
     a = add(scheduler, "a", prompt_len=10)
@@ -312,6 +326,14 @@ def test_a_stop_id_ends_a_row_early_and_later_launches_are_ignored():
     assert collect(scheduler, second, (), ()) == {}
     assert a.output_ids == [1, 1, EOS]
     assert scheduler.is_idle
+
+
+def test_a_row_that_the_device_ended_is_over():
+    scheduler = make_scheduler()
+    a = add(scheduler, "a", prompt_len=2, max_tokens=20)
+    run(scheduler)
+    assert collect(scheduler, launch(scheduler), (1, 1)) == {"a": (1, 1)}
+    assert a.finish_reason is FinishReason.STOP
 
 
 def test_tokens_after_a_stop_id_and_before_min_tokens():
@@ -419,6 +441,20 @@ def test_a_preempted_sequence_finds_its_pages_again_if_nobody_took_them():
     assert (chunk.sequence, chunk.start, chunk.num_tokens) == (sequences["c"], 4, 5)
     assert chunk.page_ids[0] == 5
     assert sequences["c"].num_cached == 0  # counts the first admission only
+
+
+def test_prefill_goes_on_where_every_row_that_decodes_had_to_give_way():
+    scheduler = make_scheduler(num_pages=7, max_context=24)
+    scheduler.policy = SchedulePolicy(max_prefills_in_a_row=1, spare_pages_per_row=0)
+    b = add(scheduler, "b", prompt_len=4)
+    run(scheduler)
+    add(scheduler, "a", prompt_len=20, max_tokens=4, priority=-1)
+    assert shape(run(scheduler)) == [("a", 0, 16)]
+    assert shape(run(scheduler)) == [("a", 16, 4)]  # it was the turn of b, for which there is no page
+    assert b.status is SequenceStatus.WAITING
+    while not scheduler.is_idle:
+        run(scheduler)
+    assert b.output_ids == [1] * 8
 
 
 # Refusals

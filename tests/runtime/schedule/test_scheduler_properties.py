@@ -206,13 +206,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         for length in lens:
             self.add(base, length - 1, [1 + length % 3], 24, "", "ignore_eos", 0, None, 1)
 
+    @rule(data=st.data(), tail=st.lists(st.integers(1, 3), max_size=3), copies=st.sampled_from([1, 3]))
+    def add_next_turn(self, data, tail, copies) -> None:
+        """A prompt that begins with an earlier prompt and its answer."""
+        if answered := [s for s in self.sequences if s.output_ids]:
+            sequence = data.draw(st.sampled_from(answered))
+            talk = [*sequence.request.prompt_ids, *sequence.output_ids, *tail]
+            self.add(talk, len(talk) - 1, talk[-1:], 5, sequence.request.cache_salt, "plain", 0, None, copies)
+
     @precondition(lambda self: len(self.in_flight) < PIPELINE_DEPTH)
     @rule()
     def launch(self) -> None:
         line_before = sorted(
             (s for s in self.sequences if s.status is SequenceStatus.WAITING), key=line_order
         )
+        running = [s for s in self.sequences if s.status is SequenceStatus.RUNNING]
         plan = self.scheduler.schedule()
+        if running:
+            oldest = min(running, key=lambda s: (s.request.priority, s.number))
+            assert oldest.status is SequenceStatus.RUNNING, "the oldest gave way"
         if plan is None:
             assert self.in_flight or self.scheduler.is_idle, (
                 "work is left, nothing is in flight, no plan comes"
@@ -297,6 +309,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert plan.num_steps == 1
             for c in chunks:
                 assert c.start % size == 0
+                assert c.num_tokens >= 1
+                if c.is_new_row and c.sequence.request.params.prompt_logprobs is not None:
+                    assert c.start == 0
                 assert c.samples or c.num_tokens % size == 0
         else:
             assert len(chunks) <= self.limits.max_decode_rows
