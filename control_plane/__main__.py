@@ -11,12 +11,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from control_plane.app import create_app
 from control_plane.drain import DrainingServer, uvicorn_config
-from control_plane.engine_handle import ServedModel
+from control_plane.engine_handle import EngineHandle, ServedModel
 from control_plane.service import EngineService
 from runtime.config import EngineConfig, load_config, parse_config
 from runtime.errors import RuntimeFault
@@ -25,6 +26,15 @@ ROLES = ("all", "prefill", "decode", "router")
 POLL_S = 0.1
 STOP_TIMEOUT_S = 10.0
 log = logging.getLogger("control_plane")
+
+
+class StartableEngine(EngineHandle, Protocol):
+    """An engine whose thread has not been started."""
+
+    def start(self) -> None: ...
+
+
+type Build = Callable[[EngineConfig], tuple[StartableEngine, ServedModel]]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,8 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def serve(config: EngineConfig) -> int:
     """Runs until a signal ends it. Returns the exit code."""
-    service = EngineService(config)
-    server = LoadingServer(service, config)
+    server = LoadingServer(EngineService(config), _build_engine)
     server.run()
     if server.force_exit:
         os._exit(1)  # the second signal means now, whatever the engine's thread is doing
@@ -61,14 +70,23 @@ def serve(config: EngineConfig) -> int:
     return 1 if server.load_failed else 0
 
 
+def _build_engine(config: EngineConfig) -> tuple[StartableEngine, ServedModel]:
+    from runtime.engine.build import build_engine  # noqa: PLC0415 - loads JAX, which takes seconds
+
+    built = build_engine(config)
+    return built.loop, ServedModel(
+        built.loop, built.tokenizer, built.card, built.chat_template, built.grammars
+    )
+
+
 class LoadingServer(DrainingServer):
     """Serves at once, builds the engine in a thread of its own, and tells the operator how it goes."""
 
-    def __init__(self, service: EngineService, config: EngineConfig) -> None:
+    def __init__(self, service: EngineService, build: Build) -> None:
         super().__init__(uvicorn_config(create_app(service), service), service)
         self.load_failed = False
-        self._config_of_engine = config
-        self._engine: Any = None
+        self._build_engine = build
+        self._engine: StartableEngine | None = None
         self._reporter: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
@@ -85,14 +103,10 @@ class LoadingServer(DrainingServer):
 
     def _build(self) -> None:
         try:
-            from runtime.engine.build import build_engine  # noqa: PLC0415 - loads JAX, which takes seconds
-
-            built = build_engine(self._config_of_engine)
-            self._engine = built.loop
-            self._service.attach(
-                ServedModel(built.loop, built.tokenizer, built.card, built.chat_template, built.grammars)
-            )
-            built.loop.start()
+            engine, model = self._build_engine(self._service.config)
+            self._engine = engine
+            self._service.attach(model)
+            engine.start()
         except RuntimeFault as fault:
             self._service.fail_to_load(fault.message)
         except Exception as error:

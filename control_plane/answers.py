@@ -87,14 +87,11 @@ async def chat_answer(service: EngineService, plan: Plan, body: ChatBody) -> dic
 
 
 async def completion_answer(service: EngineService, plan: Plan, body: CompletionBody) -> dict[str, Any]:
-    tokenizer, found = service.model.tokenizer, []
+    scorers, found = _completion_scores(service.model.tokenizer, plan, body), []
     choices = await collect(service, plan)
     for index, choice in enumerate(choices):
         text = (plan.prompt_of(index).text if body.echo else "") + choice.text
-        scores = None
-        if body.logprobs is not None:
-            entries = choice.prompt_logprobs + choice.logprobs if body.echo else choice.logprobs
-            scores = CompletionLogprobs(tokenizer, body.logprobs).piece(entries)
+        scores = scorers[index].piece(choice.prompt_logprobs + choice.logprobs) if scorers else None
         entry = {"index": index, "text": text, "logprobs": scores, "finish_reason": choice.finish_reason}
         found.append(entry | {"stop_reason": choice.stop_reason} | _ids(body, choice.token_ids))
     head = _head(service.model.card, plan, "text_completion")
@@ -342,7 +339,12 @@ class CompletionWriter:
 
 
 def _completion_scores(tokenizer: Tokenizer, plan: Plan, body: CompletionBody) -> list[CompletionLogprobs]:
-    """One running scorer for each choice; empty when no scores were asked for."""
+    """One running scorer for each choice; empty when no scores were asked for.
+
+    Offsets count from the start of the text: behind the echoed prompt where that is not scored.
+    """
     if body.logprobs is None:
         return []
-    return [CompletionLogprobs(tokenizer, body.logprobs) for _ in plan.requests]
+    skips_prompt = bool(body.echo) and not body.logprobs
+    offsets = [len(plan.prompt_of(i).text) if skips_prompt else 0 for i in range(len(plan.requests))]
+    return [CompletionLogprobs(tokenizer, body.logprobs, offset) for offset in offsets]

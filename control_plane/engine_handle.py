@@ -3,7 +3,7 @@
 Nothing here knows HTTP. Names describe shapes only; `runtime.engine` holds the real classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,9 +49,17 @@ class Tokenizer(Protocol):
 class ChatTemplate(Protocol):
     """Messages to the text that the model was trained to continue."""
 
+    @property
+    def is_present(self) -> bool: ...
     def render(
-        self, messages: Sequence[dict[str, Any]], /, *, tools: Sequence[dict[str, Any]] | None = None
-    ) -> str: ...
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Raises InvalidRequest when there is no template or it refuses the messages."""
+        ...
 
 
 class Grammars(Protocol):
@@ -76,10 +84,10 @@ class ModelCard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model with its engine. `chat_template` and `grammars` are None where the model has none."""
+    """A model with its engine."""
 
     engine: EngineHandle
     tokenizer: Tokenizer
     card: ModelCard
-    chat_template: ChatTemplate | None = None
-    grammars: Grammars | None = None
+    chat_template: ChatTemplate
+    grammars: Grammars

@@ -139,6 +139,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_head = True
 
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._write_timer is None:

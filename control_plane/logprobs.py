@@ -23,11 +23,11 @@ def chat_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer, num_top
 class CompletionLogprobs:
     """Builds `choices[].logprobs` of one plain completion piece by piece; offsets go on over pieces."""
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top: int, offset: int = 0) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._offset = offset
 
     def piece(self, entries: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
         tokens, values, tops, offsets = [], [], [], []

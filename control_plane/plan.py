@@ -68,7 +68,8 @@ async def plan_chat(service: EngineService, body: ChatBody, timeout_s: float | N
             "The model cannot choose tools itself; use tool_choice none, required or a name.", param="tools"
         )
     prompt_tools = tools if body.tool_choice != "none" else None
-    ids = await service.text.encode_chat([message.plain() for message in body.messages], prompt_tools or None)
+    messages = [message.plain() for message in body.messages]
+    ids = await service.text.encode_chat(messages, prompt_tools or None, body.chat_template_kwargs)
     num_new = body.token_limit
     if num_new is None:
         num_new = max(1, service.model.card.max_context - len(ids))
@@ -89,7 +90,7 @@ async def plan_completion(
     prompts = await _prompts(service, body)
     num_new = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = _params(body, num_new, _format_grammar(body.response_format), body.logprobs)
-    if body.echo:
+    if body.echo and body.logprobs:  # 0 asks for the chosen tokens alone, and nobody chose the prompt
         params = replace(params, prompt_logprobs=body.logprobs)
     return await _plan(service, body, "cmpl", prompts, params, num_new, deadline_s, key_id)
 

@@ -17,11 +17,13 @@ MAX_TEXT = 8 << 20  # characters; the body limit and max_prompt_bytes are lower,
 MAX_SCHEMA_BYTES = 16 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_TOOLS = 128
-# Words for constraints that other servers know. Ignoring one would return unconstrained text as if all were well.
-FOREIGN_CONSTRAINTS = frozenset(
+# Fields of other servers that change the text. Ignoring one would return other text as if all were well.
+FOREIGN_FIELDS = frozenset(
     {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag",
-     "json_schema", "regex", "ebnf", "grammar", "bad_words", "allowed_token_ids", "logits_processors"}
+     "json_schema", "regex", "ebnf", "grammar", "bad_words", "allowed_token_ids", "logits_processors",
+     "chat_template", "continue_final_message"}
 )  # fmt: skip
+_GRAMMAR_WORDS = FOREIGN_FIELDS - {"bad_words", "allowed_token_ids", "logits_processors", "chat_template"}
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -92,9 +94,10 @@ class Sampling(Wire):
     def _check_sampling(self) -> Self:
         if self.stream_options is not None and self.stream is None:
             raise ValueError("stream_options needs stream: true")
-        foreign = sorted(FOREIGN_CONSTRAINTS & set(self.model_extra or ()))
+        foreign = sorted(FOREIGN_FIELDS & set(self.model_extra or ()))
         if foreign:
-            raise ValueError(f"{foreign[0]} is not supported; use response_format")
+            hint = "; use response_format" if foreign[0] in _GRAMMAR_WORDS else ""
+            raise ValueError(f"{foreign[0]} is not supported{hint}")
         return self
 
     @property
@@ -165,7 +168,7 @@ class Message(Closed):
         """The message for the template: parts joined, fields that were not sent left out."""
         data = self.model_dump(exclude_none=True)
         if not isinstance(self.content, str):
-            data["content"] = "".join(part.text for part in self.content or ())
+            data["content"] = "\n".join(part.text for part in self.content or ())
         return data
 
 
@@ -224,6 +227,7 @@ class ChatBody(Sampling):
     function_call: Literal["none"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     store: bool | None = None
+    chat_template_kwargs: Annotated[dict[Name, bool | int | Name], Field(max_length=16)] | None = None
 
     @field_validator("tools")
     @classmethod

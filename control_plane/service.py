@@ -140,7 +140,7 @@ class EngineService:
     def attach(self, model: ServedModel) -> None:
         """Gives the service its model. Any thread, once, before or after `start`."""
         model.engine.set_publisher(self._publish)
-        self._text = TextWork(model, self.config.server.max_prompt_bytes)
+        self._text = TextWork(model, lambda: self.config.server.max_prompt_bytes)
         self._model = model
         if self.phase is Phase.CLOSED:
             model.engine.begin_drain()

@@ -4,7 +4,7 @@ Sizes are checked before any work; what is long goes to a small thread pool with
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +21,7 @@ INLINE_BYTES = 2048  # shorter texts are tokenised on the event loop: faster tha
 class TextWork:
     """The served model's tokenizer, template and grammars behind limits."""
 
-    def __init__(self, model: ServedModel, max_prompt_bytes: int) -> None:
+    def __init__(self, model: ServedModel, max_prompt_bytes: Callable[[], int]) -> None:
         self._model = model
         self._max_prompt_bytes = max_prompt_bytes
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="text")
@@ -38,18 +38,18 @@ class TextWork:
         return await self._run(lambda: encode(text, add_special_tokens=add_special_tokens))
 
     async def encode_chat(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of the rendered conversation; special tokens come from the template."""
-        template, tokenizer = self._model.chat_template, self._model.tokenizer
-        if template is None:
-            raise InvalidRequest("The model has no chat template; use /v1/completions.", param="messages")
-        self.check_size("".join(str(message.get("content") or "") for message in messages), "messages")
+        self.check_size("".join(message["content"] for message in messages), "messages")
 
         def work() -> list[int]:
-            text = template.render(messages, tools=tools) if tools else template.render(messages)
+            text = self._model.chat_template.render(messages, tools=tools, options=options)
             self.check_size(text, "messages")
-            return tokenizer.encode(text, add_special_tokens=False)
+            return self._model.tokenizer.encode(text, add_special_tokens=False)
 
         return await self._run(work)
 
@@ -57,16 +57,13 @@ class TextWork:
         return await self._run(lambda: self._model.tokenizer.decode(ids, skip_special_tokens=False))
 
     async def check_grammar(self, spec: GrammarSpec) -> None:
-        grammars = self._model.grammars
-        if grammars is None:
-            raise InvalidRequest("The model does not support response_format.", param="response_format")
-        await self._run(lambda: grammars.compile(spec))
+        await self._run(lambda: self._model.grammars.compile(spec))
 
     def check_size(self, text: str, param: str) -> int:
         """The text's size in bytes. Raises ContextTooLong over the limit, before any tokenising."""
         num_bytes = len(text.encode("utf-8", "replace"))
-        if num_bytes > self._max_prompt_bytes:
-            limit = f"{num_bytes} bytes is over the limit of {self._max_prompt_bytes} bytes"
+        if num_bytes > (most := self._max_prompt_bytes()):
+            limit = f"{num_bytes} bytes is over the limit of {most} bytes"
             raise ContextTooLong(
                 f"The prompt of {limit}; the context holds {self._model.card.max_context} tokens.",
                 param=param,

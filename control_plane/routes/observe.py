@@ -10,6 +10,7 @@ from control_plane.routes.context import Service
 router = APIRouter(tags=["observe"])
 
 
+@router.get("/health", response_class=Response, include_in_schema=False)
 @router.get("/health/live", response_class=Response)
 async def live(service: Service) -> Response:
     """503 only when the engine has failed or hangs; loading and draining are alive."""

@@ -42,7 +42,7 @@ async def detokenize(body: DetokenizeBody, service: Service) -> Response:
 @router.get("/tokenizer_info", response_class=Response)
 async def tokenizer_info(service: Service) -> Response:
     card = service.model.card
-    has_template = service.model.chat_template is not None
+    has_template = service.model.chat_template.is_present
     facts = {"vocab_size": card.vocab_size, "model_max_length": card.max_context}
     return json_response(
         {"tokenizer_class": type(service.model.tokenizer).__name__, "has_chat_template": has_template} | facts

@@ -6,7 +6,7 @@ Ids 0 to 255 are bytes, 256 ends a text. Text never holds half a character; stop
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -41,8 +41,14 @@ class ByteTokenizer:
 class PlainTemplate:
     """`role: content` lines."""
 
+    is_present = True
+
     def render(
-        self, messages: Sequence[dict[str, Any]], /, *, tools: Sequence[dict[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
         return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
 
@@ -97,6 +103,9 @@ class FakeEngine:
         self._thread.start()
 
     # -- the handle ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Its thread runs from the beginning."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         with self._lock:

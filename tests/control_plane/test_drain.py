@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ import pytest
 
 from control_plane import drain as drain_module
 from control_plane.drain import drain
-from control_plane.service import Phase
-from tests.control_plane.conftest import in_process, running, wait_until
+from control_plane.service import EngineService, Phase
+from tests.control_plane.conftest import in_process, running, until, wait_until
 from tests.control_plane.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
@@ -67,19 +68,22 @@ async def test_running_requests_finish(engine: FakeEngine) -> None:
 
 
 def test_listener_stays_open_during_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def slow(service: Any, delay_s: float, timeout_s: float) -> None:
-        await drain(service, 0.3, 1)
+    may_go_on = threading.Event()
 
-    monkeypatch.setattr(drain_module, "drain", slow)
+    async def gated(service: EngineService, delay_s: float, timeout_s: float) -> None:
+        service.leave()
+        await asyncio.to_thread(may_go_on.wait, 10)
+        await drain(service, 0, 1)
+
+    monkeypatch.setattr(drain_module, "drain", gated)
     with running(FakeEngine()) as live:
         live.server.handle_exit(signal.SIGTERM, None)
-        time.sleep(0.1)
+        assert until(lambda: live.service.phase is Phase.LEAVING)
         assert httpx.get(f"{live.base_url}/health/ready").status_code == 503
         assert httpx.post(f"{live.base_url}/v1/completions", json=SHORT).status_code == 200
-        end = time.monotonic() + 5
-        while live.server.started and not live.server.should_exit and time.monotonic() < end:
-            time.sleep(0.02)
-        assert live.server.should_exit
+        assert not live.server.should_exit
+        may_go_on.set()
+        assert until(lambda: live.server.should_exit)
 
 
 SCRIPT = """

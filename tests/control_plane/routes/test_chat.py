@@ -124,7 +124,7 @@ async def test_text_parts_developer_role_and_empty_content(
         {"role": "tool", "content": "4", "tool_call_id": "c1"},
     ]
     assert (await ask(client, messages=messages, max_tokens=1)).status_code == 200
-    assert bytes(engine.submitted[0].prompt_ids) == b"developer: ab\nassistant: \ntool: 4\n"
+    assert bytes(engine.submitted[0].prompt_ids) == b"developer: a\nb\nassistant: \ntool: 4\n"
 
 
 async def test_json_schema_reaches_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -172,6 +172,7 @@ async def test_required_tool_streams_whole_calls(client: httpx.AsyncClient) -> N
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"guided_json": {}}, "guided_json"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text"),
         ({"n": 10**9}, "n"),

@@ -49,6 +49,13 @@ async def test_scoring_as_lm_eval_does(client: httpx.AsyncClient, max_tokens: in
     assert body["usage"]["completion_tokens"] == max_tokens
 
 
+async def test_zero_logprobs_score_the_chosen_tokens_alone(client: httpx.AsyncClient) -> None:
+    body = (await ask(client, echo=True, logprobs=0, max_tokens=2)).json()
+    scores = body["choices"][0]["logprobs"]
+    assert body["choices"][0]["text"] == "hellohe"
+    assert (scores["tokens"], scores["text_offset"]) == (["h", "e"], [5, 6])
+
+
 async def test_echo_without_new_tokens_or_scores_needs_no_engine(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
@@ -59,7 +66,7 @@ async def test_echo_without_new_tokens_or_scores_needs_no_engine(
 
 async def test_stream_with_echo_and_scores(client: httpx.AsyncClient) -> None:
     answer = await ask(
-        client, stream=True, echo=True, logprobs=0, max_tokens=2, stream_options={"include_usage": True}
+        client, stream=True, echo=True, logprobs=1, max_tokens=2, stream_options={"include_usage": True}
     )
     frames = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     found = [orjson.loads(frame) for frame in frames[:-1]]

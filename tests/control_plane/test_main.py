@@ -1,0 +1,77 @@
+"""The command: arguments, the time while the model loads, and models that cannot be loaded."""
+
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from control_plane.__main__ import LoadingServer, StartableEngine, main
+from control_plane.engine_handle import ServedModel
+from control_plane.service import EngineService
+from runtime.config import EngineConfig
+from runtime.errors import ModelLoadError
+from tests.control_plane.conftest import make_config, until
+from tests.control_plane.fake_engine import FakeEngine, served
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "router"])
+def test_other_roles_exit_2_with_a_sentence(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--role", role]) == 2
+    assert role in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["server:\n  prot: 1\n", "server: [", "- 1\n", "server:\n  port: 99999\n"])
+def test_wrong_configuration_exits_2(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    assert main(["--config", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") < 10
+
+
+class Started:
+    """A LoadingServer in a thread, whose build waits for `may_build`."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.engine = FakeEngine()
+        self.may_build = threading.Event()
+        self._fails = fails
+        self.server = LoadingServer(EngineService(make_config()), self._build)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        assert until(lambda: self.server.started and bool(self.server.servers))
+        self.url = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
+
+    def _build(self, config: EngineConfig) -> tuple[StartableEngine, ServedModel]:
+        self.may_build.wait(10)
+        if self._fails:
+            raise ModelLoadError("model.safetensors is truncated")
+        return self.engine, served(self.engine)
+
+    def end(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(10)
+        self.server.stop_engine()
+
+
+def test_http_is_up_while_the_model_loads(capfd: pytest.CaptureFixture[str]) -> None:
+    started = Started()
+    assert httpx.get(f"{started.url}/health/live").status_code == 200
+    assert httpx.get(f"{started.url}/health/ready").status_code == 503
+    answer = httpx.post(f"{started.url}/v1/completions", json={"model": "fake", "prompt": "a"})
+    assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+    started.may_build.set()
+    assert until(lambda: httpx.get(f"{started.url}/health/ready").status_code == 200)
+    answer = httpx.post(f"{started.url}/v1/completions", json={"model": "fake", "prompt": "a"})
+    assert answer.json()["choices"][0]["text"] == "a"
+    assert until(lambda: "fake is ready" in capfd.readouterr().out)
+    started.end()
+
+
+def test_model_that_cannot_be_loaded_ends_the_server(capfd: pytest.CaptureFixture[str]) -> None:
+    started = Started(fails=True)
+    started.may_build.set()
+    started.thread.join(10)
+    assert started.server.load_failed
+    assert "truncated" in capfd.readouterr().err
+    started.end()
