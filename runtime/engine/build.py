@@ -5,6 +5,7 @@ left to the loop's thread, so that HTTP can say "loading" meanwhile.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress | None = None) ->
     arch = load_architecture(path)
     tokenizer = HFTokenizer(path)
     max_context = context_limit(config, arch)
-    grammars = GrammarCompiler(tokenizer)
+    grammars = GrammarCompiler(tokenizer, arch.vocab_size)
     loop = EngineLoop(
         config,
         ModelLimits(max_context, arch.vocab_size),
@@ -140,8 +141,8 @@ def load_engine(
         max_context=max_context,
         enable_prefix_cache=config.kv_cache.enable_prefix_cache,
         limits=engine.limits,
-        max_queued_requests=config.server.max_queued_requests,
-        max_queued_tokens=config.server.max_queued_tokens,
+        max_queued_requests=sys.maxsize,  # the loop's AdmissionGate bounds the line, before a request gets here
+        max_queued_tokens=sys.maxsize,
         eos_token_ids=frozenset(eos_ids),
     )
     return Loaded(engine, scheduler)

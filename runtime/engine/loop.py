@@ -217,6 +217,7 @@ class EngineLoop:
                 stop=params.stop,
                 include_stop=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
+                min_tokens=params.min_tokens,
             )
             self._streams[request.request_id] = Stream(sequence, detokenizer, grammar)
         if events:

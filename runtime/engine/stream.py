@@ -54,6 +54,7 @@ class Stream:
         stop_reason: str | int | None = matched
         if finish_reason is not None and matched is None:
             text += self.detokenizer.flush()
+            stop_reason = self.detokenizer.matched_stop
             if finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in stop_ids:
                 requested = token_ids[-1] in self.sequence.request.params.stop_token_ids
                 stop_reason = token_ids[-1] if requested else None
