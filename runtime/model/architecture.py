@@ -108,7 +108,7 @@ class Architecture:
 
     @property
     def num_params(self) -> int:
-        """Weights of the checkpoint, each counted once."""
+        """Weights of the matrices, each counted once; norms and biases are too few to matter."""
         attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
         ffn = {
             FfnKind.DENSE: 3 * self.hidden_size * self.dense_ffn,

@@ -122,17 +122,18 @@ def _attend_blocks(
     q = q.astype(jnp.float32) * head_dim**-0.5
 
     first = jnp.int32(0)
+    earliest = jnp.zeros_like(kv_len)  # first key that any query of the row may see
     if window is not None:
-        in_use = kv_len > 0
         earliest = jnp.maximum(jnp.min(positions, axis=1) - window + 1, 0)
-        first = jnp.min(jnp.where(in_use, earliest, NEVER)) // block_tokens
+        first = jnp.min(jnp.where(kv_len > 0, earliest, NEVER)) // block_tokens
     last = -(-jnp.max(kv_len) // block_tokens)
 
     def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         peak, total, mixed = state
         key_positions = i * block_tokens + jnp.arange(block_tokens, dtype=jnp.int32)  # [S]
         page_ids = lax.dynamic_slice(table, (0, i * block_pages), (num_rows, block_pages))
-        k, v = read_pages(pages, page_ids, key_positions[None, :] < kv_len[:, None])
+        is_valid = (key_positions[None, :] < kv_len[:, None]) & (key_positions[None, :] >= earliest[:, None])
+        k, v = read_pages(pages, page_ids, is_valid)
         may_see = key_positions[None, None, :] <= jnp.minimum(positions, kv_len[:, None] - 1)[:, :, None]
         if window is not None:
             may_see &= key_positions[None, None, :] > positions[:, :, None] - window

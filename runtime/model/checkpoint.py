@@ -1,7 +1,7 @@
 """Loads Params from a folder of safetensors, array by array, straight into the layout that the forward pass uses.
 
-At most one array (a layer's experts) exists besides those already on the device. All names and shapes are checked before the
-first byte of data is read, so a wrong folder fails at once.
+On a CPU the model exists once: the device takes over the memory that an array was read into. Elsewhere one array exists
+on the host at a time. All names and shapes are checked before the first byte of data is read, so a wrong folder fails at once.
 """
 
 import json
@@ -25,6 +25,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 100 << 20
 MAX_NAMES_SHOWN = 3
+ADOPTED_ALIGNMENT = 64
 
 Progress = Callable[[int, int], None]  # (bytes loaded, bytes in all)
 
@@ -57,12 +58,22 @@ def _is_source(node: Any) -> bool:
 
 
 def _fill(source: Source, parts: tuple[Part, ...], files: dict[str, SafetensorsFile]) -> jax.Array:
-    host = np.empty(source.spec.shape, source.spec.dtype)
+    host = _empty_aligned(source.spec.nbytes).view(source.spec.dtype).reshape(source.spec.shape)
     for part in parts:
         # Assignment converts between float types without a whole converted copy.
         host[part.index] = files[part.name].tensor(part.name)
-    # The device owns its copy: donated updates of a buffer that numpy owns would not be in place.
-    return jax.device_put(host, may_alias=False)
+    # Waiting keeps host arrays from piling up behind a slow transfer. `host` must not be written again (see below).
+    return jax.device_put(host).block_until_ready()
+
+
+def _empty_aligned(num_bytes: int) -> np.ndarray:
+    """Uninitialised bytes at an address that JAX's CPU device adopts instead of copying.
+
+    A donated update of an adopted array copies it once; from then on updates are in place.
+    """
+    memory = np.empty(num_bytes + ADOPTED_ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ADOPTED_ALIGNMENT
+    return memory[start : start + num_bytes]
 
 
 def _choose(path: Path, source: Source, files: dict[str, SafetensorsFile]) -> tuple[Part, ...]:

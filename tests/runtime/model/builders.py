@@ -17,6 +17,8 @@ from runtime.model.params import Params
 from runtime.model.transformer import forward_decode, forward_prefill, unembed
 
 CHECKPOINTS = Path(__file__).parents[2] / "fixtures" / "checkpoints"
+PADDED_TOKENS = 256
+PADDED_ROWS = 5
 FIXTURE_NAMES = sorted(p.parent.name for p in CHECKPOINTS.glob("*/config.json"))
 
 QWEN3_CONFIG: dict[str, Any] = {
@@ -37,7 +39,10 @@ class Chunk:
 
 @dataclass
 class Runner:
-    """A model with its pool; each call replaces the pool, as the engine does."""
+    """A model with its pool; each call replaces the pool, as the engine does.
+
+    Batches are padded to a few shapes unless told otherwise, because compiling is what tests would wait for.
+    """
 
     arch: Architecture
     params: Params
@@ -62,7 +67,9 @@ class Runner:
         self, chunks: list[Chunk], num_tokens: int | None = None, num_rows: int | None = None
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """(logits [chunk length, V] of each chunk, expert counts [L, E]); padded to num_tokens and num_rows."""
-        batch = pack_prefill(chunks, self.page_size, self.table_width, num_tokens, num_rows)
+        aligned = sum(-(-len(c.tokens) // self.page_size) * self.page_size for c in chunks)
+        num_tokens = num_tokens or -(-aligned // PADDED_TOKENS) * PADDED_TOKENS
+        batch = pack_prefill(chunks, self.page_size, self.table_width, num_tokens, num_rows or PADDED_ROWS)
         logits, self.pool, counts = _prefill(self.arch, self.params, self.pool, batch, self.page_size)
         starts = np.asarray(batch.row_start)
         rows = [np.asarray(logits[s : s + len(c.tokens)]) for s, c in zip(starts, chunks, strict=False)]
@@ -72,7 +79,7 @@ class Runner:
         self, chunks: list[Chunk | None], num_rows: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """(logits [rows, V], expert counts); each chunk holds one token; None is a padding row."""
-        batch = pack_decode(chunks, self.table_width, num_rows)
+        batch = pack_decode(chunks, self.table_width, num_rows or PADDED_ROWS)
         logits, self.pool, counts = _decode(self.arch, self.params, self.pool, batch, self.page_size)
         return np.asarray(logits), np.asarray(counts)
 
@@ -87,7 +94,7 @@ class Runner:
         for _ in range(num_tokens - 1):
             steps = zip(prompts, texts, pages, strict=True)
             out, _ = self.decode([Chunk([t[-1]], g, len(p) + len(t) - 1) for p, t, g in steps])
-            for text, row in zip(texts, out, strict=True):
+            for text, row in zip(texts, out[: len(texts)], strict=True):
                 text.append(int(row.argmax()))
         return texts
 
@@ -114,8 +121,7 @@ def pack_prefill(
     return PrefillBatch(*map(jnp.asarray, (tokens, row_start, row_len, context_len, page_table)))
 
 
-def pack_decode(chunks: list[Chunk | None], table_width: int, num_rows: int | None = None) -> DecodeBatch:
-    num_rows = num_rows or len(chunks)
+def pack_decode(chunks: list[Chunk | None], table_width: int, num_rows: int) -> DecodeBatch:
     tokens, positions = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
     active, page_table = np.zeros(num_rows, bool), np.zeros((num_rows, table_width), np.int32)
     for row, chunk in enumerate(chunks):
