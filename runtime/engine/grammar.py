@@ -31,7 +31,7 @@ WHITE_SPACE = r"[\x20\x0A\x0D\x09]{0,32}"
 LIMITS = {
     "max_items_in_row": 1000,
     "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 100_000,
+    "step_lexer_fuel": 500_000,  # some 40 ms for one mask at worst
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,  # about 2 kB each
     "max_grammar_size": 200_000,
