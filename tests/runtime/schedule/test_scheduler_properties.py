@@ -18,7 +18,7 @@ from runtime.schedule.sequence import Sequence, SequenceStatus
 from runtime.schedule.waiting_line import line_order
 
 STOP_ID = 0
-VOCAB = 12
+VOCAB = 8
 PIPELINE_DEPTH = 2
 BASES = [[1 + zlib.crc32(bytes([b, i])) % (VOCAB - 1) for i in range(40)] for b in range(3)]
 
@@ -133,12 +133,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     """add / launch / collect / abort / finish / expire and live changes, in any order."""
 
     @initialize(
-        num_pages=st.integers(5, 16),
+        pool_tokens=st.integers(12, 64),
         num_rows=st.integers(1, 5),
         page_size=st.sampled_from([1, 2, 4]),
-        has_cache=st.booleans(),
+        has_cache=st.sampled_from([True, True, False]),
     )
-    def start(self, num_pages: int, num_rows: int, page_size: int, has_cache: bool) -> None:
+    def start(self, pool_tokens: int, num_rows: int, page_size: int, has_cache: bool) -> None:
+        num_pages = pool_tokens // page_size + 1
         self.now = 0.0
         self.page_size = page_size
         self.limits = StepLimits(16, 3, 4, 4)
@@ -200,19 +201,28 @@ class SchedulerMachine(RuleBasedStateMachine):
             except QueueFull:
                 return
 
-    @rule(base=st.sampled_from(BASES), lens=st.lists(st.integers(1, 20), min_size=4, max_size=8))
-    def add_burst(self, base, lens) -> None:
+    @rule(
+        base=st.sampled_from(BASES),
+        lens=st.lists(st.integers(1, 20), min_size=3, max_size=7),
+        kind=st.sampled_from(["plain", "ignore_eos"]),
+    )
+    def add_burst(self, base, lens, kind) -> None:
         """More long answers than the pool can hold: somebody has to give way."""
         for length in lens:
-            self.add(base, length - 1, [1 + length % 3], 24, "", "ignore_eos", 0, None, 1)
+            self.add(base, length - 1, [1 + length % 3], 24, "", kind, 0, None, 1)
 
-    @rule(data=st.data(), tail=st.lists(st.integers(1, 3), max_size=3), copies=st.sampled_from([1, 3]))
+    @rule(
+        data=st.data(),
+        tail=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+        copies=st.sampled_from([1, 3]),
+    )
     def add_next_turn(self, data, tail, copies) -> None:
         """A prompt that begins with an earlier prompt and its answer."""
-        if answered := [s for s in self.sequences if s.output_ids]:
-            sequence = data.draw(st.sampled_from(answered))
+        answered = [s for s in self.sequences if s.output_ids]
+        if answered := [s for s in answered if s.output_ids[-1] == STOP_ID] or answered:
+            sequence = data.draw(st.sampled_from(answered[-3:]))
             talk = [*sequence.request.prompt_ids, *sequence.output_ids, *tail]
-            self.add(talk, len(talk) - 1, talk[-1:], 5, sequence.request.cache_salt, "plain", 0, None, copies)
+            self.add(talk, len(talk) - 1, talk[-1:], 2, sequence.request.cache_salt, "plain", 0, None, copies)
 
     @precondition(lambda self: len(self.in_flight) < PIPELINE_DEPTH)
     @rule()
@@ -292,7 +302,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.set_max_running(num)
         self.scheduler.policy = SchedulePolicy(max_prefills_in_a_row=in_a_row, spare_pages_per_row=spare)
 
-    @rule(enabled=st.booleans())
+    @rule(enabled=st.sampled_from([True, True, False]))
     def switch_prefix_cache(self, enabled: bool) -> None:
         self.has_cache = enabled
         self.scheduler.set_prefix_cache(enabled)
