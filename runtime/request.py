@@ -57,13 +57,12 @@ class SamplingParams:
 
     @property
     def needs_dense_row(self) -> bool:
-        """Whether the row needs its vocabulary-wide counts, mask or bias on the device."""
+        """Whether the row needs its vocabulary-wide counts or bias on the device."""
         return bool(
             self.presence_penalty
             or self.frequency_penalty
             or self.repetition_penalty != 1.0
             or self.logit_bias
-            or self.grammar
         )
 
 

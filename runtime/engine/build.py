@@ -21,7 +21,7 @@ from runtime.engine.chat_template import ChatTemplate
 from runtime.engine.engine import Engine, make_device_state
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.loop import EngineLoop, Loaded, ModelLimits
-from runtime.engine.tokenizer import HFTokenizer, Tokenizer
+from runtime.engine.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 from runtime.errors import ModelLoadError
 from runtime.ladder.compiler import AbstractState, StepCompiler, enable_persistent_cache
 from runtime.ladder.ladder import BucketLadder
@@ -68,7 +68,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress | None = None) ->
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path.name}: no config.json in the model folder")
     arch = load_architecture(path)
-    tokenizer = HFTokenizer(path)
+    tokenizer = _tokenizer(config, path, arch)
     max_context = context_limit(config, arch)
     grammars = GrammarCompiler(tokenizer, arch.vocab_size)
     loop = EngineLoop(
@@ -86,6 +86,13 @@ def build_engine(config: EngineConfig, on_progress: OnProgress | None = None) ->
         aliases=config.model.aliases,
     )
     return BuiltEngine(loop, tokenizer, ChatTemplate.from_folder(path), grammars, card)
+
+
+def _tokenizer(config: EngineConfig, path: Path, arch: Architecture) -> Tokenizer:
+    """The folder's; a dummy model without one reads bytes, so that a bare config.json can be measured."""
+    if config.model.load_format == "dummy" and not (path / "tokenizer.json").is_file():
+        return ByteTokenizer(arch.vocab_size)
+    return HFTokenizer(path)
 
 
 def context_limit(config: EngineConfig, arch: Architecture) -> int:

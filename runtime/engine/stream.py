@@ -51,6 +51,8 @@ class Stream:
             if matched is not None or (self.grammar is not None and self.grammar.is_finished):
                 used, finish_reason = i + 1, FinishReason.STOP
                 break
+        if self.grammar is not None and self.grammar.error is not None:
+            return self.fail("invalid_value", f"the constraint could not be followed: {self.grammar.error}")
         stop_reason: str | int | None = matched
         if finish_reason is not None and matched is None:
             text += self.detokenizer.flush()
