@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    logging.getLogger("jax").setLevel(logging.WARNING)  # it reports every backend that is not there
     if not _is_loopback(config.server.host):
         keys = (
             "keys are required"

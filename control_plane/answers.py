@@ -91,7 +91,8 @@ async def completion_answer(service: EngineService, plan: Plan, body: Completion
     choices = await collect(service, plan)
     for index, choice in enumerate(choices):
         text = (plan.prompt_of(index).text if body.echo else "") + choice.text
-        scores = scorers[index].piece(choice.prompt_logprobs + choice.logprobs) if scorers else None
+        prompt_scores = _whole_prompt(plan, index, choice.prompt_logprobs)
+        scores = scorers[index].piece([*prompt_scores, *choice.logprobs]) if scorers else None
         entry = {"index": index, "text": text, "logprobs": scores, "finish_reason": choice.finish_reason}
         found.append(entry | {"stop_reason": choice.stop_reason} | _ids(body, choice.token_ids))
     head = _head(service.model.card, plan, "text_completion")
@@ -306,11 +307,8 @@ class CompletionWriter:
         frames = []
         if self._has_prompt_to_echo[index]:
             self._has_prompt_to_echo[index] = False
-            frames.append(
-                self._chunk(
-                    index, self._plan.prompt_of(index).text, self._piece(index, event.prompt_logprobs)
-                )
-            )
+            scores = self._piece(index, _whole_prompt(self._plan, index, event.prompt_logprobs))
+            frames.append(self._chunk(index, self._plan.prompt_of(index).text, scores))
         scores = self._piece(index, event.logprobs)
         extra = _ids(self._body, event.token_ids)
         if event.text or scores or extra.get("token_ids"):
@@ -336,6 +334,13 @@ class CompletionWriter:
     ) -> bytes:
         choice = {"index": index, "text": text, "logprobs": scores, "finish_reason": finish, **(extra or {})}
         return frame({**self._head, "choices": [choice], **self._usage.field()})
+
+
+def _whole_prompt(plan: Plan, index: int, entries: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
+    """Scores of all prompt tokens where they were asked for: nothing predicts the first, so the engine leaves it out."""
+    ids = plan.prompt_of(index).ids
+    is_scored = plan.requests[index].params.prompt_logprobs is not None
+    return [TokenLogprob(ids[0], None), *entries] if is_scored and len(entries) < len(ids) else entries
 
 
 def _completion_scores(tokenizer: Tokenizer, plan: Plan, body: CompletionBody) -> list[CompletionLogprobs]:

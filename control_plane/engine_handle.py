@@ -63,9 +63,9 @@ class ChatTemplate(Protocol):
 
 
 class Grammars(Protocol):
-    """Compiles constraints; here only to refuse a bad one before its request is admitted."""
+    """Refuses a bad constraint before its request is admitted."""
 
-    def compile(self, spec: GrammarSpec) -> object:
+    def validate(self, spec: GrammarSpec) -> None:
         """Raises InvalidRequest when the constraint is wrong or too large. Safe in any thread."""
 
 

@@ -156,13 +156,16 @@ async def _plan(
         await service.text.check_grammar(params.grammar)
     call_id = f"{prefix}-{secrets.token_hex(12)}"
     now = time.monotonic()
+    latest_start_s = now + service.config.server.queue_timeout
+    if deadline_s is not None:
+        latest_start_s = min(latest_start_s, deadline_s)
     requests = [
         Request(
             f"{call_id}-{index}",
             prompts[index // body.num_choices].ids,
             _with_seed(params, index % body.num_choices),
             now,
-            deadline_s,
+            latest_start_s,
             body.priority or 0,
             f"{key_id}:{body.cache_salt}" if body.cache_salt else "",
         )

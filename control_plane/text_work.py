@@ -57,7 +57,7 @@ class TextWork:
         return await self._run(lambda: self._model.tokenizer.decode(ids, skip_special_tokens=False))
 
     async def check_grammar(self, spec: GrammarSpec) -> None:
-        await self._run(lambda: self._model.grammars.compile(spec))
+        await self._run(lambda: self._model.grammars.validate(spec))
 
     def check_size(self, text: str, param: str) -> int:
         """The text's size in bytes. Raises ContextTooLong over the limit, before any tokenising."""

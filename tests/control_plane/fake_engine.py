@@ -56,7 +56,7 @@ class PlainTemplate:
 class PlainGrammars:
     """Accepts JSON objects as schemas; the property "forbidden" stands for what a real compiler refuses."""
 
-    def compile(self, spec: GrammarSpec) -> None:
+    def validate(self, spec: GrammarSpec) -> None:
         if "forbidden" in spec.source:
             raise InvalidRequest("The schema cannot be compiled.", param="response_format")
 
@@ -261,5 +261,4 @@ def _prompt_scores(row: _Row) -> tuple[TokenLogprob, ...]:
     num_top = row.request.params.prompt_logprobs
     if num_top is None:
         return ()
-    first, *rest = _scores(row.request.prompt_ids, num_top)
-    return (TokenLogprob(first.token_id, None), *rest)
+    return _scores(row.request.prompt_ids[1:], num_top)  # nothing predicts the first token
