@@ -4,13 +4,14 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from control_plane.answers import ChatWriter, chat_answer, open_call, stream
+from control_plane.answers import chat_answer, open_call
+from control_plane.call import until_disconnect
 from control_plane.errors import json_response
 from control_plane.plan import plan_chat
 from control_plane.routes.context import CallContext, ignored_header
 from control_plane.schemas import ChatBody, StoredUpdate
-from control_plane.service import until_disconnect
 from control_plane.sse import EventStreamResponse
+from control_plane.streams import ChatWriter, stream
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])
 

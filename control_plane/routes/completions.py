@@ -2,13 +2,14 @@
 
 from fastapi import APIRouter, Request, Response
 
-from control_plane.answers import CompletionWriter, completion_answer, open_call, stream
+from control_plane.answers import completion_answer, open_call
+from control_plane.call import until_disconnect
 from control_plane.errors import json_response
 from control_plane.plan import plan_completion
 from control_plane.routes.context import CallContext, ignored_header
 from control_plane.schemas import CompletionBody
-from control_plane.service import until_disconnect
 from control_plane.sse import EventStreamResponse
+from control_plane.streams import CompletionWriter, stream
 
 router = APIRouter(tags=["completions"])
 

@@ -7,10 +7,11 @@ import httpx
 import orjson
 import pytest
 
-from control_plane import answers
 from control_plane import service as service_module
+from control_plane import streams
+from control_plane.call import MAX_PENDING_EVENTS, Call
 from control_plane.errors import EngineFault
-from control_plane.service import MAX_PENDING_EVENTS, Call, EngineService
+from control_plane.service import EngineService
 from runtime.request import FinishReason, Request, TokenEvent
 from tests.control_plane.conftest import in_process, make_config, wait_until
 from tests.control_plane.fake_engine import FakeEngine
@@ -138,7 +139,7 @@ async def test_bug_in_a_writer_ends_the_stream_with_an_error(
     def broken(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(answers.CompletionWriter, "on_event", broken)
+    monkeypatch.setattr(streams.CompletionWriter, "on_event", broken)
     async with in_process(engine) as client:
         error, done = last_events(await ask(client, stream=True))
     assert (error["error"]["type"], done) == ("server_error", "[DONE]")
