@@ -53,7 +53,7 @@ def offline_config(model: str, load_format: str = "auto") -> EngineConfig:
         {
             "model": {"path": "" if model == EMBEDDED else model, "load_format": load_format},
             "batch_processing": {"max_batch_size": 1},
-            "ladder": {"max_prefill_rows": 1},
+            "ladder": {"prefill_tokens": [64, 512], "decode_rows": [1], "max_prefill_rows": 1},
         }
     )
 

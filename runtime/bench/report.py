@@ -95,7 +95,9 @@ def progress_bar() -> Progress:
 
 
 def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e4 else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 
 def _cpu_model() -> str:

@@ -1,4 +1,4 @@
-"""Bounds from a model's shape: bytes and operations that no implementation can avoid. Imports no JAX.
+"""Bounds from a model's shape: bytes and operations that no implementation can avoid.
 
 Decode is bound by reading weights: everything dense once a step, and of the experts the number of distinct ones that
 B rows pick when each takes k of E evenly. Prefill is bound by products, with every expert read once.
