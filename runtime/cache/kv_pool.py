@@ -4,15 +4,14 @@ One array a layer holds both: a token is written with one scatter, and a page mo
 Heads come before positions, so that a head's keys of one page lie together.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
-
-from runtime.model.architecture import Architecture
-from runtime.model.spec import ArraySpec, map_specs, tree_nbytes
 
 DUMMY_PAGE = 0  # padding writes here; nothing that is read from it reaches a result
 
@@ -22,7 +21,7 @@ DUMMY_PAGE = 0  # padding writes here; nothing that is read from it reaches a re
 class KVPool:
     """pages: for each layer [num_pages, 2, num_kv_heads, page_size, head_dim]; [:, 0] keys, [:, 1] values."""
 
-    pages: tuple[Array, ...]
+    pages: tuple[Any, ...]  # jax.Array, or what describes one
 
     @property
     def num_pages(self) -> int:
@@ -34,26 +33,35 @@ class KVPool:
 
     @property
     def nbytes(self) -> int:
-        return tree_nbytes(self.pages)
+        return sum(math.prod(p.shape) * p.dtype.itemsize for p in self.pages)
 
 
-def abstract_kv_pool(arch: Architecture, num_pages: int, page_size: int, dtype: DTypeLike) -> KVPool:
-    """KVPool of ArraySpec."""
+class PagedModel(Protocol):
+    """What of an architecture fixes the size of its pages."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def abstract_kv_pool(arch: PagedModel, num_pages: int, page_size: int, dtype: DTypeLike) -> KVPool:
+    """KVPool of jax.ShapeDtypeStruct."""
     shape = (num_pages, 2, arch.num_kv_heads, page_size, arch.head_dim)
-    axes = ("pages", "key_value", "kv_heads", "page", "head_dim")
-    return KVPool((ArraySpec(shape, jnp.dtype(dtype), axes, "zeros"),) * arch.num_layers)
+    return KVPool((jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)),) * arch.num_layers)
 
 
-def make_kv_pool(arch: Architecture, num_pages: int, page_size: int, dtype: DTypeLike) -> KVPool:
+def make_kv_pool(arch: PagedModel, num_pages: int, page_size: int, dtype: DTypeLike) -> KVPool:
     """Pages of zeros."""
-    return map_specs(
-        lambda s: jnp.zeros(s.shape, s.dtype), abstract_kv_pool(arch, num_pages, page_size, dtype)
-    )
+    abstract = abstract_kv_pool(arch, num_pages, page_size, dtype)
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), abstract)
 
 
-def bytes_per_page(arch: Architecture, page_size: int, dtype: DTypeLike) -> int:
+def bytes_per_page(arch: PagedModel, page_size: int, dtype: DTypeLike) -> int:
     """Bytes that one page takes over all layers."""
-    return tree_nbytes(abstract_kv_pool(arch, 1, page_size, dtype).pages)
+    return abstract_kv_pool(arch, 1, page_size, dtype).nbytes
 
 
 def write_pages(

@@ -6,21 +6,24 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.expert_mlp.op import expert_mlp
 from runtime.experts.dispatch import combine, permute, plan_dispatch
 from runtime.experts.router import route
-from runtime.model.architecture import Architecture
-from runtime.model.params import MoEParams
+from runtime.experts.weights import MoEParams
 
 
 def moe_layer(
-    arch: Architecture, params: MoEParams, x: Float[Array, "T D"], is_real: Bool[Array, " T"]
+    params: MoEParams,
+    x: Float[Array, "T D"],
+    is_real: Bool[Array, " T"],
+    *,
+    top_k: int,
+    norm_topk_prob: bool,
+    activation: str,
 ) -> tuple[Float[Array, "T D"], Int[Array, " E"]]:
-    """x in float32 to (result in float32, tokens that each expert got). Padding tokens reach no expert and get zeros."""
-    routing = route(arch, params.router, x)
+    """x in float32 to (result in float32, tokens of each expert). Padding tokens reach no expert and get zeros."""
+    routing = route(params.router, x, top_k=top_k, norm_topk_prob=norm_topk_prob)
     with jax.named_scope("dispatch"):
-        dispatch = plan_dispatch(routing.expert_ids, is_real, arch.num_experts)
-        x_sorted = permute(dispatch, x.astype(params.w_gate_up.dtype), arch.top_k)
+        dispatch = plan_dispatch(routing.expert_ids, is_real, params.router.shape[0])
+        x_sorted = permute(dispatch, x.astype(params.w_gate_up.dtype), top_k)
     with jax.named_scope("experts"):
-        y = expert_mlp(
-            x_sorted, params.w_gate_up, params.w_down, dispatch.group_sizes, activation=arch.activation
-        )
+        y = expert_mlp(x_sorted, params.w_gate_up, params.w_down, dispatch.group_sizes, activation=activation)
     with jax.named_scope("combine"):
         return combine(dispatch, routing, y), dispatch.group_sizes

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from runtime.model.architecture import Architecture
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -19,14 +17,16 @@ class Routing:
     weights: Float[Array, "T k"]
 
 
-def route(arch: Architecture, router: Float[Array, "E D"], x: Float[Array, "T D"]) -> Routing:
-    """Softmax over all experts, then the top_k of them, rescaled to a sum of 1 where the model was trained so."""
+def route(
+    router: Float[Array, "E D"], x: Float[Array, "T D"], *, top_k: int, norm_topk_prob: bool
+) -> Routing:
+    """Softmax over all experts, then the top_k of them, with `norm_topk_prob` rescaled to a sum of 1."""
     with jax.named_scope("router"):
         # Full float32: neighbouring logits are close, and another expert is another result.
         logits = jnp.einsum(
             "td,ed->te", x.astype(jnp.float32), router.astype(jnp.float32), precision=lax.Precision.HIGHEST
         )
-        weights, expert_ids = lax.top_k(jax.nn.softmax(logits, axis=-1), arch.top_k)
-        if arch.norm_topk_prob:
+        weights, expert_ids = lax.top_k(jax.nn.softmax(logits, axis=-1), top_k)
+        if norm_topk_prob:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
         return Routing(expert_ids, weights)

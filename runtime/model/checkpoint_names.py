@@ -7,8 +7,9 @@ and the first whose tensors are present is taken.
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.experts.weights import MoEParams
 from runtime.model.architecture import Architecture, ExpertNames, QkNorm
-from runtime.model.params import AttentionParams, DenseParams, LayerParams, MoEParams, Params
+from runtime.model.params import AttentionParams, DenseParams, LayerParams, Params
 from runtime.model.spec import ArraySpec
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from runtime.experts.weights import MoEParams
 from runtime.model.architecture import Architecture, FfnKind, LayerKind, QkNorm
 from runtime.model.spec import ArraySpec, map_specs, random_array
 
@@ -30,20 +31,10 @@ class AttentionParams:
 
     w_qkv: Leaf
     w_o: Leaf
-    b_qkv: Leaf | None = None
-    b_o: Leaf | None = None
-    q_norm: Leaf | None = None
-    k_norm: Leaf | None = None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class MoEParams:
-    """router [E, D] float32; w_gate_up [E, 2 F, D] and w_down [E, D, F] in the layout of the expert_mlp op."""
-
-    router: Leaf
-    w_gate_up: Leaf
-    w_down: Leaf
+    b_qkv: Leaf = None
+    b_o: Leaf = None
+    q_norm: Leaf = None
+    k_norm: Leaf = None
 
 
 @jax.tree_util.register_dataclass
@@ -74,7 +65,7 @@ class Params:
     embedding: Leaf
     layers: tuple[LayerParams, ...]
     final_norm: Leaf
-    unembedding: Leaf | None = None
+    unembedding: Leaf = None
 
 
 def abstract_params(arch: Architecture, dtype: DTypeLike) -> Params:

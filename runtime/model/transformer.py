@@ -13,11 +13,12 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.linear.op import linear
 from runtime.cache.kv_pool import KVPool, write_pages, write_tokens
 from runtime.experts.layer import moe_layer
+from runtime.experts.weights import MoEParams
 from runtime.model.architecture import Architecture, LayerKind
 from runtime.model.attention import attend_decode, attend_prefill, project_out, project_qkv
 from runtime.model.batch import DecodeBatch, PrefillBatch, decode_page_ids, locate_tokens, prefill_page_ids
 from runtime.model.layers import dense_ffn, rms_norm, rope_tables
-from runtime.model.params import LayerParams, MoEParams, Params
+from runtime.model.params import LayerParams, Params
 
 # (layer's kind, its pages, q, k, v) -> (attended [T, H, Dh], pages with k and v written)
 AttendFunction = Callable[[LayerKind, Array, Array, Array, Array], tuple[Array, Array]]
@@ -93,7 +94,14 @@ def _ffn(
 ) -> tuple[Float[Array, "T D"], Int[Array, " E"]]:
     normed = rms_norm(x, weights.ffn_norm, arch.rms_norm_eps)
     if isinstance(weights.ffn, MoEParams):
-        return moe_layer(arch, weights.ffn, normed, is_real)
+        return moe_layer(
+            weights.ffn,
+            normed,
+            is_real,
+            top_k=arch.top_k,
+            norm_topk_prob=arch.norm_topk_prob,
+            activation=arch.activation,
+        )
     with jax.named_scope("dense_ffn"):
         mixed = dense_ffn(weights.ffn, normed.astype(weights.ffn.w_gate_up.dtype), arch.activation)
         return mixed, jnp.zeros(arch.num_experts, jnp.int32)

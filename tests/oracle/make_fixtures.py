@@ -4,7 +4,7 @@
     python tests/oracle/make_fixtures.py --random 50 --out DIR    random models for compare.py
 
 Each folder holds config.json, safetensors, and expected.npz: prompt_i [n], logits_i [m, V] of the prompt's last m
-positions in float32, greedy_i: the tokens that follow.
+positions in float32, greedy_i: the tokens that follow, margin_i: by how much each of them leads the next best.
 """
 
 import argparse
@@ -36,6 +36,7 @@ def main() -> None:
         "--random", type=int, default=0, help="this many random models instead of the fixtures"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-seeds", type=int, default=MAX_SEEDS, help="tries for a clear greedy text")
     parser.add_argument("--only", default="", help="one fixture by name")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -45,15 +46,15 @@ def main() -> None:
     cases = {f"random-{i:03}": random_case(rng) for i in range(args.random)} or FIXTURES
     for name, case in cases.items():
         if args.only in ("", name):
-            margin, seed = write_case(args.out / name, case)
+            margin, seed = write_case(args.out / name, case, args.max_seeds)
             print(f"{name}: margin {margin:.4f} with seed {seed}", flush=True)
 
 
-def write_case(folder: Path, case: dict[str, Any]) -> tuple[float, int]:
+def write_case(folder: Path, case: dict[str, Any], max_seeds: int) -> tuple[float, int]:
     """One folder; the first seed whose greedy text is decided clearly, else the clearest."""
     store = case.get("_store", {})
     candidates = []
-    for seed in range(MAX_SEEDS):
+    for seed in range(max_seeds):
         model = build_model(case, seed, getattr(torch, store.get("dtype", "bfloat16")))
         expected, margin = run(model, seed)
         candidates.append((margin, seed, model, expected))
@@ -103,13 +104,15 @@ def run(model: Any, seed: int) -> tuple[dict[str, np.ndarray], float]:
         out = model(torch.tensor(prompt)[None], use_cache=True)
         expected[f"prompt_{i}"] = prompt.astype(np.int32)
         expected[f"logits_{i}"] = out.logits[0, -LOGIT_POSITIONS:].float().numpy()
-        greedy = []
+        greedy, margins = [], []
         for _ in range(GREEDY_TOKENS):
             best = torch.topk(out.logits[0, -1], 2)
-            smallest = min(smallest, float(best.values[0] - best.values[1]))
+            margins.append(float(best.values[0] - best.values[1]))
             greedy.append(int(best.indices[0]))
             out = model(best.indices[None, :1], cache=out.cache, use_cache=True)
         expected[f"greedy_{i}"] = np.array(greedy, np.int32)
+        expected[f"margin_{i}"] = np.array(margins, np.float32)
+        smallest = min(smallest, *margins)
     return expected, smallest
 
 

@@ -12,7 +12,6 @@ from runtime.cache.kv_pool import (
     write_tokens,
 )
 from runtime.model.architecture import from_hf_config
-from runtime.model.spec import tree_nbytes
 from tests.runtime.model.builders import QWEN3_CONFIG
 
 ARCH = from_hf_config(QWEN3_CONFIG)  # 2 layers, 2 key-value heads of 8
@@ -34,7 +33,7 @@ def test_sizes_follow_from_the_description() -> None:
     )  # layers, k and v, heads, tokens, channels
     assert (
         pool.nbytes
-        == tree_nbytes(abstract_kv_pool(ARCH, 5, 4, jnp.bfloat16))
+        == abstract_kv_pool(ARCH, 5, 4, jnp.bfloat16).nbytes
         == 5 * bytes_per_page(ARCH, 4, jnp.bfloat16)
     )
 

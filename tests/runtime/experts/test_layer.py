@@ -1,6 +1,6 @@
 """The expert layer against a loop over tokens and experts in numpy."""
 
-from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,9 @@ import pytest
 
 from runtime.experts.layer import moe_layer
 from runtime.experts.router import route
+from runtime.experts.weights import MoEParams
 from runtime.model.architecture import from_hf_config
-from runtime.model.params import MoEParams, init_params
+from runtime.model.params import init_params
 from tests.runtime.model.builders import QWEN3_CONFIG
 
 ARCH = from_hf_config(QWEN3_CONFIG)
@@ -29,22 +30,23 @@ def slow_layer(params: MoEParams, x: np.ndarray, ids: np.ndarray, weights: np.nd
 @pytest.mark.parametrize("top_k", [1, 2, 6])
 @pytest.mark.parametrize("num_tokens", [1, 33])
 def test_agrees_with_a_loop_and_skips_padding(num_tokens: int, top_k: int) -> None:
-    arch = replace(ARCH, top_k=top_k)
-    params = init_params(arch, jnp.float32, seed=5).layers[0].ffn
+    params = init_params(ARCH, jnp.float32, seed=5).layers[0].ffn
     rng = np.random.default_rng(top_k)
-    x = rng.standard_normal((num_tokens, arch.hidden_size)).astype(np.float32)
+    x = rng.standard_normal((num_tokens, ARCH.hidden_size)).astype(np.float32)
     is_real = rng.random(num_tokens) < 0.6
-    out, counts = jax.jit(moe_layer, static_argnums=0)(arch, params, jnp.asarray(x), jnp.asarray(is_real))
-    routing = route(arch, params.router, jnp.asarray(x))
+    layer = jax.jit(partial(moe_layer, top_k=top_k, norm_topk_prob=True, activation="silu"))
+    out, counts = layer(params, jnp.asarray(x), jnp.asarray(is_real))
+    routing = route(params.router, jnp.asarray(x), top_k=top_k, norm_topk_prob=True)
     ids, weights = np.asarray(routing.expert_ids), np.asarray(routing.weights)
     expected = np.where(is_real[:, None], slow_layer(params, x, ids, weights), 0)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
-    assert counts.tolist() == np.bincount(ids[is_real].ravel(), minlength=arch.num_experts).tolist()
+    assert counts.tolist() == np.bincount(ids[is_real].ravel(), minlength=ARCH.num_experts).tolist()
 
 
 def test_padding_may_hold_anything() -> None:
     params = init_params(ARCH, jnp.float32, seed=5).layers[0].ffn
     x = jnp.ones((3, ARCH.hidden_size)).at[1].set(jnp.nan)
-    out, counts = moe_layer(ARCH, params, x, jnp.array([True, False, True]))
+    is_real = jnp.array([True, False, True])
+    out, counts = moe_layer(params, x, is_real, top_k=2, norm_topk_prob=True, activation="silu")
     assert np.isfinite(np.asarray(out)[[0, 2]]).all()
     assert counts.sum() == 4

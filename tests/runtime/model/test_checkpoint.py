@@ -14,9 +14,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtime.errors import ModelLoadError
+from runtime.experts.weights import MoEParams
 from runtime.model.architecture import from_hf_config, load_architecture
 from runtime.model.checkpoint import INDEX_FILE, load_params
-from runtime.model.params import DenseParams, MoEParams, Params, abstract_params, init_params
+from runtime.model.params import DenseParams, Params, abstract_params, init_params
 from runtime.model.spec import tree_nbytes
 from tests.runtime.model.builders import CHECKPOINTS, QWEN3_CONFIG
 
