@@ -32,7 +32,9 @@ def lane_product(
     num_rows, contraction = x.shape
     lanes = num_lanes(contraction)
     if lanes is None:
-        raise ValueError(f"a contraction of {contraction} cannot be cut into at most {MAX_TERMS} terms of {LANES} lanes")
+        raise ValueError(
+            f"a contraction of {contraction} cannot be cut into at most {MAX_TERMS} terms of {LANES} lanes"
+        )
     terms, outputs = contraction // lanes, w.shape[1]
     w_terms = w.reshape(w.shape[0], outputs, terms, lanes)
     # Converted here, once; without the barrier the conversion moves into the inner loop.

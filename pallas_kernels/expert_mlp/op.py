@@ -52,10 +52,14 @@ def pack_expert_weights(
 def _check(x: Array, w_gate_up: Array, w_down: Array, group_sizes: Array, activation: str) -> None:
     num_experts, two_f, d = w_gate_up.shape
     if x.ndim != 2 or x.shape[1] != d:
-        raise ValueError(f"x_sorted has shape {x.shape}, w_gate_up {w_gate_up.shape}: the last axes must be equal")
+        raise ValueError(
+            f"x_sorted has shape {x.shape}, w_gate_up {w_gate_up.shape}: the last axes must be equal"
+        )
     if w_down.shape != (num_experts, d, two_f // 2):
         raise ValueError(f"w_down has shape {w_down.shape}, expected {(num_experts, d, two_f // 2)}")
     if group_sizes.shape != (num_experts,) or not jnp.issubdtype(group_sizes.dtype, jnp.integer):
-        raise ValueError(f"group_sizes is {group_sizes.dtype}{group_sizes.shape}, expected int32({num_experts},)")
+        raise ValueError(
+            f"group_sizes is {group_sizes.dtype}{group_sizes.shape}, expected int32({num_experts},)"
+        )
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is not one of {tuple(ACTIVATIONS)}")

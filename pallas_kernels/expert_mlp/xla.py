@@ -97,7 +97,9 @@ def plan_blocks(group_sizes: Int[Array, " E"], num_rows: int, sizes: tuple[int, 
         count=last_block[-1],
         expert=expert,
         first_row=(jnp.cumsum(group_sizes) - group_sizes)[expert] + done,
-        size_index=jnp.sum(left[:, None] > jnp.array(sizes[:-1], jnp.int32)[None, :], axis=1, dtype=jnp.int32),
+        size_index=jnp.sum(
+            left[:, None] > jnp.array(sizes[:-1], jnp.int32)[None, :], axis=1, dtype=jnp.int32
+        ),
     )
 
 
