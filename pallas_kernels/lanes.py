@@ -1,4 +1,4 @@
-"""Products of one or two rows with a weight matrix, as a loop that XLA's CPU backend compiles well.
+"""Products of up to four rows with a weight matrix, as a loop that XLA's CPU backend compiles well.
 
 XLA hands a bfloat16 dot to a library that first repacks the whole weight matrix: for a few rows that costs more than
 the product. A one-row dot is worse, it falls back to scalar code. Here the contraction is cut into lanes instead:
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 MAX_TERMS = 32  # unrolled length of the sum: more makes the compiler slow, fewer makes the partial sums large
 LANES = (32, 64, 128, 256)
-MAX_ROWS = 2  # from three rows on the packed product of the library is as quick
+MAX_ROWS = 4  # from about five rows on, the repacked product of the library is as quick
 
 
 def num_lanes(contraction: int) -> int | None:

@@ -57,8 +57,8 @@ class Blocks(NamedTuple):
 def choose_block_sizes(num_rows: int, num_experts: int) -> tuple[int, ...]:
     """Block sizes to compile, ascending, from what an even spread would give an expert.
 
-    One row an expert: read the weights without repacking. More rows: a block about as large as the busier groups, for
-    repacking costs the same for 2 rows as for 16.
+    Up to four rows are multiplied without repacking the weights, at a cost that grows with each row; from there on
+    a block is about as large as the busier groups, for repacking costs the same for 5 rows as for 16.
     """
     per_expert = num_rows / num_experts
     for limit, sizes in BLOCK_SIZES:
@@ -70,11 +70,11 @@ def choose_block_sizes(num_rows: int, num_experts: int) -> tuple[int, ...]:
 # (largest mean group, block sizes): measured, see docs/moe_on_cpu.md.
 BLOCK_SIZES: tuple[tuple[float, tuple[int, ...]], ...] = (
     (0.5, (1,)),
-    (2, (1, 8)),
-    (5, (8,)),
-    (12, (16,)),
-    (24, (32,)),
-    (float("inf"), (32, 128)),
+    (1.25, (1, 2)),
+    (2.5, (1, 4)),
+    (5, (4, 8)),
+    (24, (16,)),
+    (float("inf"), (32, 64)),
 )
 
 

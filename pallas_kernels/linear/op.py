@@ -19,7 +19,7 @@ def linear(
 ) -> Float[Array, "B O"]:
     """x @ w.T accumulated in float32, in x's type unless `out_dtype` says otherwise (float32 for logits).
 
-    One or two rows take the form that reads the weight without repacking it; the choice is static in B.
+    Up to four rows take the form that reads the weight without repacking it; the choice is static in B.
     backend: a name of `IMPLEMENTATIONS`; by default the best that runs here.
     """
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
