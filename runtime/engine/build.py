@@ -201,5 +201,5 @@ def _load_weights(
 ) -> Params:
     if config.model.load_format == "dummy":
         return init_params(arch, dtype, DUMMY_SEED)
-    report = (lambda share: on_progress("weights", share)) if on_progress else None
+    report = (lambda done, total: on_progress("weights", done / total)) if on_progress else None
     return load_params(path, arch, dtype, report)
