@@ -398,7 +398,7 @@ def make_pressed(*prompt_lens: int, **changes) -> tuple[Scheduler, dict[str, Seq
     scheduler = make_scheduler(StepLimits(64, 8, 8, 1), num_pages=7, max_context=24, **changes)
     scheduler.policy = SchedulePolicy(spare_pages_per_row=0)
     lens = zip("abc", prompt_lens, strict=True)
-    sequences = {name: add(scheduler, name, prompt_len=n, max_tokens=8) for name, n in lens}
+    sequences = {n: add(scheduler, n, prompt_len=k, max_tokens=8, deadline_s=99.0) for n, k in lens}
     prefill = launch(scheduler)
     assert len(prefill.chunks) == 3
     assert scheduler.schedule() is None  # nobody is preempted before what is in flight is read
@@ -411,6 +411,7 @@ def test_the_latest_gives_way_among_equals_and_keeps_its_outputs():
     assert shape(run(scheduler)) == [("a", 8, 1), ("b", 8, 1)]
     c = sequences["c"]
     assert (c.status, c.num_preemptions, c.output_ids) == (SequenceStatus.WAITING, 1, [1])
+    assert scheduler.expire(100.0) == []  # it has answered already
     scheduler.abort("a")
     scheduler.abort("b")
     add(scheduler, "z", prompt_len=1)
