@@ -1,4 +1,4 @@
-"""A small engine on random weights, driven in the test's own thread: the loop without its thread."""
+"""A small engine, driven in the test's own thread: the loop without its thread. Random weights, or a checkpoint."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Any
 from runtime.config import parse_config
 from runtime.engine.build import context_limit, load_engine
 from runtime.engine.engine import CollectedStep, InFlightStep
-from runtime.model.architecture import from_hf_config
+from runtime.model.architecture import from_hf_config, load_architecture
 from runtime.request import Request, SamplingParams
 from runtime.schedule.sequence import Sequence
 
@@ -38,15 +38,17 @@ TINY = {
 class EngineDriver:
     """Runs requests to their end; `depth` launches are in flight, as in the loop."""
 
-    def __init__(self, depth: int = 2, eos_ids: tuple[int, ...] = (), **sections: Any) -> None:
+    def __init__(
+        self, depth: int = 2, eos_ids: tuple[int, ...] = (), folder: Path | None = None, **sections: Any
+    ) -> None:
         sections = {"ladder": {}, "model": {}, "kv_cache": {}} | sections
-        sections["model"] = {"load_format": "dummy", "dtype": "fp32"} | sections["model"]
+        sections["model"] = {"load_format": "auto" if folder else "dummy", "dtype": "fp32"} | sections["model"]
         sections["kv_cache"] = {"kv_cache_size": "4MiB", "page_size": 4} | sections["kv_cache"]
         small = {"decode_rows": [1, 4], "prefill_tokens": [16, 64], "cache_dir": "off", "max_decode_steps": 4}
         sections["ladder"] = small | sections["ladder"]
         config = parse_config(sections)
-        arch = from_hf_config(TINY)
-        loaded = load_engine(config, Path(), arch, eos_ids, context_limit(config, arch), None)
+        arch = load_architecture(folder) if folder else from_hf_config(TINY)
+        loaded = load_engine(config, folder or Path(), arch, eos_ids, context_limit(config, arch), None)
         self.engine, self.scheduler = loaded.engine, loaded.scheduler
         self.engine.set_max_decode_steps(config.ladder.max_decode_steps)
         self.compile_all()
