@@ -99,7 +99,9 @@ def context_limit(config: EngineConfig, arch: Architecture) -> int:
     """Longest prompt + output. Raises ModelLoadError when more is asked for than the model was made for."""
     own, wanted = arch.max_position_embeddings, config.model.max_context
     if wanted > own:
-        raise ModelLoadError(f"model.max_context is {wanted}, the model's own limit is {own}", param="max_context")
+        raise ModelLoadError(
+            f"model.max_context is {wanted}, the model's own limit is {own}", param="max_context"
+        )
     return wanted or own
 
 

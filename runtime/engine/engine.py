@@ -153,13 +153,9 @@ class Engine:
             nothing = tuple(() for _ in plan.chunks)
             return CollectedStep(StepResult(nothing), 1, counts, nothing, scores)
         ids, produced = np.asarray(step.output.tokens)  # [K, B] each
-        tokens = tuple(
-            tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in range(len(plan.chunks))
-        )
+        tokens = tuple(tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in range(len(plan.chunks)))
         num_steps = int(produced.any(axis=1).sum())
-        return CollectedStep(
-            StepResult(tokens), num_steps, counts, self._read_logprobs(step, tokens), scores
-        )
+        return CollectedStep(StepResult(tokens), num_steps, counts, self._read_logprobs(step, tokens), scores)
 
     def warm_up(self, bucket: Bucket) -> None:
         """Run a rung once on the dummy page and row: code and weights are touched before traffic."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.config import EngineConfig
-from runtime.engine.admission import AdmissionGate, cost
+from runtime.engine.admission import AdmissionGate
 from runtime.engine.commands import Abort, Call, Command, Stop, Submit
 from runtime.engine.detokenizer import IncrementalDetokenizer
 from runtime.engine.engine import CollectedStep, Engine, InFlightStep
@@ -24,10 +24,11 @@ from runtime.engine.snapshot import take_snapshot
 from runtime.engine.stats import EngineSnapshot, EngineStats
 from runtime.engine.stream import Stream
 from runtime.engine.tokenizer import Tokenizer
-from runtime.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, RuntimeFault, Unavailable
+from runtime.errors import DeadlineExceeded, InvalidRequest, RuntimeFault, Unavailable
 from runtime.ladder.late_compiles import monitor
 from runtime.request import MAX_STOP_TOKEN_IDS, FinishReason, Request, TokenEvent
 from runtime.schedule.plan import Phase, StepPlan
+from runtime.schedule.request_checks import check_length
 from runtime.schedule.scheduler import Scheduler
 
 PIPELINE_DEPTH = 2  # launches in flight: step n+1 starts before step n is read
@@ -208,9 +209,7 @@ class EngineLoop:
                 self.gate.leave(request.request_id)
                 self._stats.rejected[fault.code] += 1
                 text = f"{fault.code}: {fault.message}"
-                events.append(
-                    TokenEvent(request.request_id, finish_reason=FinishReason.ERROR, error=text)
-                )
+                events.append(TokenEvent(request.request_id, finish_reason=FinishReason.ERROR, error=text))
                 continue
             detokenizer = IncrementalDetokenizer(
                 self._tokenizer,
@@ -354,18 +353,11 @@ class EngineLoop:
         return frozenset(eos) | frozenset(request.params.stop_token_ids)
 
     def _check(self, request: Request) -> None:
-        if not request.prompt_ids:
-            raise InvalidRequest("the prompt is empty", param="prompt")
+        check_length(request, self._limits.max_context)
         largest = max(request.prompt_ids)
         if largest >= self._limits.vocab_size or min(request.prompt_ids) < 0:
             raise InvalidRequest(
                 f"prompt token ids must lie in [0, {self._limits.vocab_size}), got {largest}", param="prompt"
-            )
-        if cost(request) > self._limits.max_context:
-            raise ContextTooLong(
-                f"the prompt has {len(request.prompt_ids)} tokens and max_tokens is {request.params.max_tokens}: "
-                f"together {cost(request)}, more than the context of {self._limits.max_context}",
-                param="max_tokens",
             )
         if len(self._stop_ids(request)) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequest(
@@ -376,7 +368,8 @@ class EngineLoop:
         for token_id, _ in request.params.logit_bias:
             if not 0 <= token_id < self._limits.vocab_size:
                 raise InvalidRequest(
-                    f"logit_bias token id {token_id} is not in [0, {self._limits.vocab_size})", param="logit_bias"
+                    f"logit_bias token id {token_id} is not in [0, {self._limits.vocab_size})",
+                    param="logit_bias",
                 )
 
     def _wait(self, event: threading.Event, timeout_s: float) -> None:

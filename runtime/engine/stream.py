@@ -42,7 +42,9 @@ class Stream:
         """
         text, matched, used = "", None, len(token_ids)
         for i, token in enumerate(token_ids):
-            is_stop_token = finish_reason is FinishReason.STOP and i == len(token_ids) - 1 and token in stop_ids
+            is_stop_token = (
+                finish_reason is FinishReason.STOP and i == len(token_ids) - 1 and token in stop_ids
+            )
             if not is_stop_token:
                 delta, matched = self.detokenizer.push((token,))
                 text += delta

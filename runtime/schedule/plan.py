@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from runtime.schedule.sequence import Sequence
 
@@ -27,6 +28,14 @@ class ScheduledChunk:
     page_ids: tuple[int, ...]
     samples: bool
     is_new_row: bool  # the row's sampling state must be written before this step
+
+    @classmethod
+    def launch(cls, sequence: Sequence, num_tokens: int, *, samples: bool) -> Self:
+        """The chunk from where the sequence stands; from now on its row is no longer new."""
+        assert sequence.row is not None
+        is_new_row, sequence.is_row_new = sequence.is_row_new, False
+        pages = tuple(sequence.page_ids)
+        return cls(sequence, sequence.row, sequence.num_scheduled, num_tokens, pages, samples, is_new_row)
 
 
 @dataclass(frozen=True, slots=True)

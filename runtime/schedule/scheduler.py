@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.errors import ContextTooLong, InvalidRequest, QueueFull
+from runtime.errors import InvalidRequest, QueueFull
 from runtime.request import FinishReason, Request
 from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
 from runtime.schedule.policy import SchedulePolicy, choose_decode_steps, choose_phase
+from runtime.schedule.request_checks import check_length
 from runtime.schedule.sequence import Sequence, SequenceStatus
 from runtime.schedule.sequence_pages import SequencePages
 from runtime.schedule.waiting_line import WaitingLine, line_order
@@ -126,26 +127,11 @@ class Scheduler:
 
     def add(self, request: Request) -> Sequence:
         """Put a request in line. Raises ContextTooLong, InvalidRequest or QueueFull, and then keeps nothing."""
-        prompt_len, max_tokens = len(request.prompt_ids), request.params.max_tokens
         if request.request_id in self._sequences:
             raise InvalidRequest(f"request id {request.request_id} is in use", param="request_id")
-        if prompt_len < 1:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if max_tokens < 1:
-            raise InvalidRequest(f"max_tokens is {max_tokens}, at least 1 is needed", param="max_tokens")
-        if prompt_len + max_tokens > self.max_context:
-            raise ContextTooLong(
-                f"the prompt has {prompt_len} tokens and max_tokens is {max_tokens}, {prompt_len + max_tokens} in all;"
-                f" the context holds {self.max_context}",
-                param="max_tokens",
-            )
-        num_pages = self._pages.num_pages(prompt_len + max_tokens - 1)  # the last token gets no KV
-        if num_pages > self._pages.allocator.num_pages - 1:
-            raise InvalidRequest(
-                f"the request needs {num_pages} KV pages, the pool has {self._pages.allocator.num_pages - 1}",
-                param="max_tokens",
-            )
+        check_length(request, self.max_context)
         sequence = Sequence(request, number=self._num_added)
+        self._pages.check_fits(sequence)
         if self.num_waiting >= self.max_queued_requests:
             raise QueueFull(f"{self.num_waiting} requests wait, the limit is {self.max_queued_requests}")
         if self._waiting and self.waiting_tokens + sequence.max_len > self.max_queued_tokens:
@@ -240,15 +226,8 @@ class Scheduler:
         assert sorted(self._free_rows + rows) == list(range(self.num_rows)), "a row is lost or used twice"
         alive = {s.request_id: s for s in (*self._waiting, *self._running.values())}
         assert alive == self._sequences, "a sequence is neither waiting nor running, or both"
-        for s in self._waiting:
-            assert s.status is SequenceStatus.WAITING, f"{s.request_id} is in line but {s.status}"
-            assert s.row is None, f"{s.request_id} waits in row {s.row}"
-            assert s.num_scheduled == s.num_pending == len(s.page_ids) == 0, f"{s.request_id} waits with KV"
-        for s in self._running.values():
-            assert s.status is SequenceStatus.RUNNING, f"{s.request_id} has a row but is {s.status}"
-            assert s.remaining >= 0, f"{s.request_id} has launched {-s.remaining} tokens too many"
-            if not s.is_prefilling:
-                assert s.num_scheduled == s.prefill_len + s.num_pending - 1, f"{s.request_id}: positions"
+        for s in alive.values():
+            s.check_integrity(is_waiting=s in self._waiting)
         if not self._in_flight:
             assert not self._has_pending(), "tokens are pending but nothing is in flight"
 
@@ -300,7 +279,8 @@ class Scheduler:
             if share.cached is not None:
                 self._admit(share.sequence, num_cached=share.start)
         chunks = tuple(
-            self._launch(s.sequence, s.end - s.start, samples=s.end == s.sequence.prefill_end) for s in shares
+            ScheduledChunk.launch(s.sequence, s.end - s.start, samples=s.end == s.sequence.prefill_end)
+            for s in shares
         )
         for share in shares:
             share.sequence.num_scheduled = share.end
@@ -369,7 +349,7 @@ class Scheduler:
             del self._running[sequence.request_id]
             self._running[sequence.request_id] = sequence  # to the end of the round
         by_row = sorted(rows, key=lambda s: s.row or 0)
-        chunks = tuple(self._launch(s, min(steps, s.remaining), samples=True) for s in by_row)
+        chunks = tuple(ScheduledChunk.launch(s, min(steps, s.remaining), samples=True) for s in by_row)
         for chunk in chunks:
             chunk.sequence.num_scheduled += chunk.num_tokens
             chunk.sequence.num_pending += chunk.num_tokens
@@ -393,37 +373,8 @@ class Scheduler:
 
     # Both
 
-    def _launch(self, sequence: Sequence, num_tokens: int, *, samples: bool) -> ScheduledChunk:
-        assert sequence.row is not None
-        chunk = ScheduledChunk(
-            sequence=sequence,
-            row=sequence.row,
-            start=sequence.num_scheduled,
-            num_tokens=num_tokens,
-            page_ids=tuple(sequence.page_ids),
-            samples=samples,
-            is_new_row=sequence.is_row_new,
-        )
-        sequence.is_row_new = False
-        return chunk
-
     def _take_tokens(self, sequence: Sequence, token_ids: tuple[int, ...], promised: int) -> tuple[int, ...]:
-        params = sequence.request.params
-        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
-        reason: FinishReason | None = None
-        num_taken = 0
-        for token_id in token_ids:
-            num_taken += 1
-            sequence.output_ids.append(token_id)
-            if token_id in stop_ids and len(sequence.output_ids) >= params.min_tokens:
-                reason = FinishReason.STOP
-            elif len(sequence.output_ids) >= params.max_tokens:
-                reason = FinishReason.LENGTH
-            if reason is not None:
-                break
-        sequence.num_pending -= promised
-        if reason is None and num_taken < promised:
-            reason = FinishReason.STOP  # the device has masked the row: nothing more will come of it
+        num_taken, reason = sequence.take(token_ids, promised, self._eos_token_ids)
         self._pages.offer(sequence)
         if reason is not None:
             self.finish(sequence, reason)

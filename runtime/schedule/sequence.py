@@ -81,3 +81,34 @@ class Sequence:
         head = list(prompt[start:end])
         base = len(prompt)
         return head + self.output_ids[max(0, start - base) : max(0, end - base)]
+
+    def take(
+        self, token_ids: tuple[int, ...], promised: int, eos_ids: frozenset[int]
+    ) -> tuple[int, FinishReason | None]:
+        """Take in the tokens of a launch that promised so many: (how many count, why the sequence ends, if it does).
+
+        Fewer tokens than promised mean that the device has masked the row: nothing more will come of it.
+        """
+        params = self.request.params
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
+        self.num_pending -= promised
+        for num_taken, token_id in enumerate(token_ids, start=1):
+            self.output_ids.append(token_id)
+            if token_id in stop_ids and len(self.output_ids) >= params.min_tokens:
+                return num_taken, FinishReason.STOP
+            if len(self.output_ids) >= params.max_tokens:
+                return num_taken, FinishReason.LENGTH
+        return len(token_ids), FinishReason.STOP if len(token_ids) < promised else None
+
+    def check_integrity(self, *, is_waiting: bool) -> None:
+        """Raises AssertionError if status, row and counts contradict each other."""
+        name = self.request_id
+        if is_waiting:
+            assert self.status is SequenceStatus.WAITING, f"{name} is in line but {self.status}"
+            assert self.row is None, f"{name} waits in row {self.row}"
+            assert self.num_scheduled == self.num_pending == len(self.page_ids) == 0, f"{name} waits with KV"
+            return
+        assert self.status is SequenceStatus.RUNNING, f"{name} has a row but is {self.status}"
+        assert self.remaining >= 0, f"{name} has launched {-self.remaining} tokens too many"
+        if not self.is_prefilling:
+            assert self.num_scheduled == self.prefill_len + self.num_pending - 1, f"{name}: positions"

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from runtime.cache.page_allocator import PageAllocator
 from runtime.cache.prefix_cache import PrefixCache, page_hash, root_hash
+from runtime.errors import InvalidRequest
 from runtime.schedule.sequence import Sequence
 
 
@@ -27,6 +28,15 @@ class SequencePages:
 
     def num_pages(self, num_positions: int) -> int:
         return -(-num_positions // self.page_size)
+
+    def check_fits(self, sequence: Sequence) -> None:
+        """Raises InvalidRequest if the pool could not hold the sequence even alone."""
+        num_pages = self.num_pages(sequence.max_len - 1)  # the last token gets no KV
+        if num_pages > self.allocator.num_pages - 1:
+            raise InvalidRequest(
+                f"the request needs {num_pages} KV pages, the pool has {self.allocator.num_pages - 1}",
+                param="max_tokens",
+            )
 
     def can_match(self, sequence: Sequence) -> bool:
         # Log probabilities of the prompt need every position computed.
