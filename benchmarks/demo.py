@@ -221,7 +221,7 @@ def show_figures(url: str, answers: list[Answer], together_s: float) -> int:
         for labels, value in read_metrics(url, "moe_rung_hits_total")
         if value
     ]
-    out.print("rungs used   " + ", ".join(f"{rung} x{count}" for rung, count in hits))
+    out.print("rungs used   " + ", ".join(f"{rung} x{count}" for rung, count in hits), soft_wrap=True)
     late_compiles = int(sum(value for _, value in read_metrics(url, "moe_late_compiles_total")))
     out.print(f"late_compiles={late_compiles}")
     return late_compiles
