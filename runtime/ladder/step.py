@@ -150,11 +150,14 @@ def decode_step(
 
     def body(carry):
         step, pool, rows, sampling, out, counts = carry
+        # Tied to the step, so that the compiler does not move work on whole weights (conversions, layouts) out of
+        # the loop: it would read and write every weight once a launch and keep the copies.
+        weights, step = lax.optimization_barrier((params, step))
         active = active_rows(rows)
         batch = DecodeBatch(rows.token[slots], rows.position[slots], active, inputs.page_table)
-        hidden, pool, new_counts = forward_decode(arch, params, pool, batch, page_size=shape.page_size)
+        hidden, pool, new_counts = forward_decode(arch, weights, pool, batch, page_size=shape.page_size)
         with jax.named_scope("unembed"):
-            logits = unembed(arch, params, hidden)
+            logits = unembed(arch, weights, hidden)
         with jax.named_scope("sample"):
             tokens, hit_stop, logprobs, sampling = sample(sampling, slots, logits, active)
         rows = _advance(rows, slots, tokens, hit_stop, active)
