@@ -33,6 +33,7 @@ from runtime.model.params import Params, abstract_params, init_params
 from runtime.model.sampling import abstract_sampling_state, make_sampling_state
 from runtime.model.spec import to_shape_structs, tree_nbytes
 from runtime.schedule.scheduler import Scheduler
+from runtime.xla_flags import set_xla_flags
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "demo-moe"
 DUMMY_SEED = 0
@@ -64,6 +65,7 @@ class BuiltEngine:
 
 def build_engine(config: EngineConfig, on_progress: OnProgress | None = None) -> BuiltEngine:
     """Raises ModelLoadError when the folder is not a model that can be served."""
+    set_xla_flags()
     path = Path(config.model.path) if config.model.path else EMBEDDED_MODEL
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path.name}: no config.json in the model folder")
