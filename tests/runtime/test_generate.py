@@ -14,7 +14,7 @@ def test_one_text_needs_one_row_and_few_rungs() -> None:
     ("argv", "message"),
     [
         (["no-such-folder", "x"], "no config.json"),
-        (["demo", "x", "--max-tokens", "100000"], "more than the context"),
+        (["demo", "x", "--max-tokens", "100000"], "the context holds"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(
