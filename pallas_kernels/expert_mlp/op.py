@@ -27,7 +27,8 @@ def expert_mlp(
     """Row n of group e becomes `down[e] @ (act(gate[e] @ x) * (up[e] @ x))`, accumulated in float32.
 
     x_sorted: rows sorted by expert; group e holds group_sizes[e] rows, in order.
-    w_gate_up, w_down: as `pack_expert_weights` lays them out, gate over up in axis 1.
+    w_gate_up, w_down: as `pack_expert_weights` lays them out, gate over up in axis 1. Both keep the contraction last:
+        CPU code reads it as lanes, and a Hopper kernel takes it as a K-major operand.
     group_sizes: int32, sum <= N. Rows past the sum are padding: no expert is read for them, and they return as
         zeros whatever they held.
     activation: one of "silu", "gelu", "gelu_tanh".
