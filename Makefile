@@ -22,7 +22,7 @@ serve: setup  ## OpenAI endpoint on 127.0.0.1:8000 (CONFIG=FILE for another conf
 	@$(PY) -m control_plane --config $(CONFIG)
 
 console: setup  ## operator console (not built yet)
-	@echo "The operator console is not built yet; /metrics and /admin/v1 are what there is." >&2; exit 2
+	@echo "The operator console is not built yet; GET /metrics is what there is." >&2; exit 2
 
 test: setup  ## the whole suite
 	@$(PY) -m pytest $(PYTEST_ARGS)

@@ -1,1 +1,1 @@
-"""The HTTP services: OpenAI endpoint, health, metrics, admin."""
+"""The HTTP services: OpenAI endpoint, health, metrics."""

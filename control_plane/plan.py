@@ -167,13 +167,18 @@ async def _plan(
             now,
             latest_start_s,
             body.priority or 0,
-            f"{key_id}:{body.cache_salt}" if body.cache_salt else "",
+            _cache_salt(key_id, body.cache_salt),
         )
         for index in range(len(prompts) * body.num_choices)
     ]
     return Plan(
         call_id, int(time.time()), body.model, prompts, tuple(requests), body.num_choices, num_new, deadline_s
     )
+
+
+def _cache_salt(key_id: str, asked: str | None) -> str:
+    """Prefixes are shared within one key only: a hit would tell what others have sent (CVE-2025-46570)."""
+    return f"{key_id}:{asked or ''}" if key_id or asked else ""
 
 
 def _params(

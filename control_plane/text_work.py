@@ -78,7 +78,9 @@ class TextWork:
             async with asyncio.timeout(TIME_LIMIT_S * (1 + self._num_waiting / NUM_THREADS)):
                 return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except TimeoutError:
-            raise InvalidRequest("Preparing the prompt took too long.") from None
+            raise QueueFull(
+                "Preparing the prompt took too long; the server is busy.", retry_after_s=2
+            ) from None
         except (RuntimeFault, MemoryError):
             raise
         except ValueError as error:

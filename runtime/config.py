@@ -8,10 +8,18 @@ import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(us|ms|s|min|h)$")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -64,11 +72,16 @@ Duration = Annotated[
     BeforeValidator(lambda v: v if isinstance(v, float) else parse_duration(v)),
     PlainSerializer(_duration_text, return_type=str),
 ]
+RungSize = Annotated[int, Field(ge=1, le=1 << 16)]
 SizeField = Annotated[Size, BeforeValidator(parse_size), PlainSerializer(str, return_type=str)]
 
 
-def _field(kind: Literal["live", "recompile", "restart"], default: Any, description: str, **bounds: Any) -> Any:
-    return Field(default, description=description, json_schema_extra={"change": kind}, validate_default=True, **bounds)
+def _field(
+    kind: Literal["live", "recompile", "restart"], default: Any, description: str, **bounds: Any
+) -> Any:
+    return Field(
+        default, description=description, json_schema_extra={"change": kind}, validate_default=True, **bounds
+    )
 
 
 def _live(default: Any, description: str, **bounds: Any) -> Any:
@@ -93,7 +106,9 @@ class ModelConfig(_Section):
     path: str = _restart("", "folder in Hugging Face layout; empty means the embedded model")
     served_name: str = _restart("", "name in the API; empty means the folder's name", max_length=256)
     aliases: tuple[str, ...] = _restart((), "further names that the API accepts for the model")
-    load_format: Literal["auto", "dummy"] = _restart("auto", "dummy: seeded random weights from config.json alone")
+    load_format: Literal["auto", "dummy"] = _restart(
+        "auto", "dummy: seeded random weights from config.json alone"
+    )
     dtype: Literal["bf16", "fp32"] = _restart("bf16", "precision of weights and KV")
     max_context: int = _restart(0, "longest prompt + output; 0: the model's own limit", ge=0, le=1 << 20)
 
@@ -107,8 +122,8 @@ class ServerConfig(_Section):
     max_body_size: SizeField = _restart("2MiB", "larger request bodies are refused before they are read")
     max_prompt_bytes: int = _live(400_000, "longer prompts are refused before tokenising", ge=1)
     max_n: int = _live(16, "largest n", ge=1, le=128)
-    max_queued_requests: int = _live(512, "requests waiting before 429", ge=1)
-    max_queued_tokens: int = _live(1 << 20, "prompt + output tokens waiting before 429", ge=1)
+    max_queued_requests: int = _restart(512, "requests waiting before 429", ge=1)
+    max_queued_tokens: int = _restart(1 << 20, "prompt + output tokens waiting before 429", ge=1)
     queue_timeout: Duration = _live("120s", "longest wait in the queue before 429")
     drain_delay: Duration = _live("2s", "time between not ready and no admission on SIGTERM")
     drain_timeout: Duration = _live("30s", "longest wait for running requests on SIGTERM")
@@ -119,9 +134,11 @@ class BatchProcessingConfig(_Section):
 
     enable_dynamic_batch: bool = _live(True, "let the controller choose the batch size")
     base_batch_size: int = _live(32, "start of the batch-size formula", ge=1, le=4096)
-    max_batch_size: int = _recompile(32, "rows of the largest decode rung", ge=1, le=4096)
+    max_batch_size: int = _restart(32, "rows of the largest decode rung", ge=1, le=4096)
     dynamic_adjust_window: Duration = _live("500ms", "time between decisions of the batch size")
-    expert_load_threshold: float = _live(0.75, "busiest device's load above which experts are rebalanced", gt=0, le=1)
+    expert_load_threshold: float = _live(
+        0.75, "busiest device's load above which experts are rebalanced", gt=0, le=1
+    )
     micro_batch_size: int = _live(16, "requests of one micro-batch", ge=1, le=4096)
     dynamic_batch_window: Duration = _live("50ms", "time between decisions of the micro-batch size")
     max_micro_batch_size: int = _live(32, "largest micro-batch", ge=1, le=4096)
@@ -148,7 +165,9 @@ class KvCacheConfig(_Section):
     """KV memory."""
 
     kv_cache_external: bool = _restart(False, "keep prefixes outside device memory too")
-    kv_cache_size: SizeField = _restart("80%", "device memory left after the weights that KV may take, or a size")
+    kv_cache_size: SizeField = _restart(
+        "80%", "device memory left after the weights that KV may take, or a size"
+    )
     levels: int = _restart(3, "KV levels when external", ge=1, le=3)
     l1_size: SizeField = _restart("20%", "share of the device level")
     l2_size: SizeField = _restart("50%", "share of the host level")
@@ -177,13 +196,19 @@ class TrafficPredictionConfig(_Section):
 class LadderConfig(_Section):
     """The shapes that are compiled, and nothing else is."""
 
-    prefill_tokens: tuple[int, ...] = _recompile((), "token counts of the prefill rungs; empty: chosen by rule")
-    decode_rows: tuple[int, ...] = _recompile((), "row counts of the decode rungs; empty: chosen by rule")
-    max_prefill_tokens: int = _recompile(512, "tokens of the largest prefill rung", ge=16, le=1 << 16)
+    prefill_tokens: tuple[RungSize, ...] = _recompile(
+        (), "token counts of the prefill rungs; empty: chosen by rule"
+    )
+    decode_rows: tuple[RungSize, ...] = _recompile(
+        (), "row counts of the decode rungs; empty: chosen by rule"
+    )
+    max_prefill_tokens: int = _restart(512, "tokens of the largest prefill rung", ge=16, le=1 << 16)
     max_prefill_rows: int = _recompile(16, "chunks in one prefill step", ge=1, le=256)
     max_decode_steps: int = _live(8, "decode steps in one launch where nothing needs the host", ge=1, le=16)
     compile_workers: int = _restart(2, "threads that compile rungs", ge=1, le=64)
-    cache_dir: str = _restart("", "folder of the persistent compile cache; empty: ~/.cache/moe-ladder; 'off': none")
+    cache_dir: str = _restart(
+        "", "folder of the persistent compile cache; empty: ~/.cache/moe-ladder; 'off': none"
+    )
 
 
 class EngineConfig(_Section):
@@ -198,6 +223,26 @@ class EngineConfig(_Section):
     precision: PrecisionConfig = PrecisionConfig()
     traffic_prediction: TrafficPredictionConfig = TrafficPredictionConfig()
     ladder: LadderConfig = LadderConfig()
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_built(self) -> Self:
+        """A setting that would be ignored is an error: the operator would believe in it."""
+        wanted = {
+            "parallel.expert_parallel_size": (self.parallel.expert_parallel_size, 1),
+            "parallel.tensor_parallel_size": (self.parallel.tensor_parallel_size, 1),
+            "kv_cache.kv_cache_external": (self.kv_cache.kv_cache_external, False),
+        }
+        for name, (value, only) in wanted.items():
+            if value != only:
+                raise ValueError(f"{name} is {value}; this version is built for {only} only")
+        if self.server.max_body_size.num_bytes is None:
+            raise ValueError("server.max_body_size must be a size in bytes, for example 2MiB")
+        if max(self.ladder.decode_rows, default=0) > self.batch_processing.max_batch_size:
+            raise ValueError(
+                f"ladder.decode_rows has {max(self.ladder.decode_rows)}, more than "
+                f"batch_processing.max_batch_size of {self.batch_processing.max_batch_size}"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -42,7 +42,9 @@ class EngineDriver:
         self, depth: int = 2, eos_ids: tuple[int, ...] = (), folder: Path | None = None, **sections: Any
     ) -> None:
         sections = {"ladder": {}, "model": {}, "kv_cache": {}} | sections
-        sections["model"] = {"load_format": "auto" if folder else "dummy", "dtype": "fp32"} | sections["model"]
+        sections["model"] = {"load_format": "auto" if folder else "dummy", "dtype": "fp32"} | sections[
+            "model"
+        ]
         sections["kv_cache"] = {"kv_cache_size": "4MiB", "page_size": 4} | sections["kv_cache"]
         small = {"decode_rows": [1, 4], "prefill_tokens": [16, 64], "cache_dir": "off", "max_decode_steps": 4}
         sections["ladder"] = small | sections["ladder"]

@@ -138,12 +138,12 @@ def load_engine(
         try:
             params = _load_weights(config, path, arch, dtype, on_progress)
             pool = make_kv_pool(arch, num_pages, page_size, dtype)
+            sampling = make_sampling_state(shape.num_slots, arch.vocab_size)
+            state = make_device_state(arch, params, pool, sampling, shape)
+            jax.block_until_ready((state.pool, state.sampling))
         except BaseException:
             compiler.shutdown()
             raise
-        sampling = make_sampling_state(shape.num_slots, arch.vocab_size)
-        state = make_device_state(arch, params, pool, sampling, shape)
-        jax.block_until_ready((state.pool, state.sampling))
     engine = Engine(arch, shape, ladder, compiler, state, eos_ids)
     scheduler = Scheduler(
         page_size=page_size,

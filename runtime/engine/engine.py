@@ -50,6 +50,14 @@ class ScoreChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log probabilities of consecutive prompt tokens, the first of them at position `first`."""
+
+    first: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class InFlightStep:
     """A launch whose tokens have not been read."""
 
@@ -69,7 +77,7 @@ class CollectedStep:
     num_steps: int  # decode steps that ran, 1 in prefill
     expert_tokens: np.ndarray  # [L, E]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
-    prompt_logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, PromptScores] = field(default_factory=dict)
 
 
 class Engine:
@@ -264,8 +272,8 @@ def make_device_state(
     return DeviceState(params, pool, rows, sampling, hidden)
 
 
-def _read_scores(scores: tuple[ScoreChunk, ...]) -> dict[str, tuple[TokenLogprob, ...]]:
-    read: dict[str, tuple[TokenLogprob, ...]] = {}
+def _read_scores(scores: tuple[ScoreChunk, ...]) -> dict[str, PromptScores]:
+    read: dict[str, PromptScores] = {}
     for score in scores:
         num_top = score.sequence.request.params.prompt_logprobs or 0
         chosen, top_ids, top = (np.asarray(a) for a in score.outputs)
@@ -273,7 +281,8 @@ def _read_scores(scores: tuple[ScoreChunk, ...]) -> dict[str, tuple[TokenLogprob
             _token_logprob(int(score.targets[i]), chosen[i], top_ids[i, :num_top], top[i, :num_top])
             for i in range(score.num)
         )
-        read[score.sequence.request_id] = read.get(score.sequence.request_id, ()) + news
+        before = read.get(score.sequence.request_id, PromptScores(score.first, ()))
+        read[score.sequence.request_id] = PromptScores(before.first, before.logprobs + news)
     return read
 
 

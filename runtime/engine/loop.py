@@ -28,6 +28,7 @@ from runtime.errors import DeadlineExceeded, InvalidRequest, RuntimeFault, Unava
 from runtime.ladder.late_compiles import monitor
 from runtime.request import MAX_STOP_TOKEN_IDS, FinishReason, Request, TokenEvent
 from runtime.schedule.plan import Phase, StepPlan
+from runtime.schedule.policy import limit_burst
 from runtime.schedule.request_checks import check_length
 from runtime.schedule.scheduler import Scheduler
 
@@ -73,15 +74,17 @@ class EngineLoop:
         self._stats = EngineStats()
         server = config.server
         self.gate = AdmissionGate(
-            server.max_queued_requests, server.max_queued_tokens, lambda: self._stats.drain_rate_tokens_s
+            server.max_queued_requests, server.max_queued_tokens, lambda: self._snapshot.drain_rate_tokens_s
         )
         self._publish: Publisher = lambda events: None
         self._streams: dict[str, Stream] = {}
         self._in_flight: deque[InFlightStep] = deque()
         self._loaded: Loaded | None = None
         self._state, self._error = "loading", ""
+        self._life = threading.Lock()  # held to submit and to end, so that no request falls in between
         self._first_ready, self._all_ready = threading.Event(), threading.Event()
         self._is_draining = False
+        self._decode_step_s = 0.0  # a decode step of late, exponentially averaged
         self._device_free_s = 0.0  # when the device finished what was read last
         self._snapshot = take_snapshot(self._stats, None, self._state, self._error, self.gate)
         self._snapshot_s = 0.0
@@ -116,12 +119,13 @@ class EngineLoop:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue all or none. Raises InvalidRequest, ContextTooLong, QueueFull or Unavailable."""
-        if self.state != "ready":
-            raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
         for request in requests:
             self._check(request)
-        self.gate.enter(requests)
-        self._commands.put(Submit(tuple(requests)))
+        with self._life:
+            if self.state != "ready":
+                raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
+            self.gate.enter(requests)
+            self._commands.put(Submit(tuple(requests)))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Idempotent; unknown ids are fine."""
@@ -141,26 +145,27 @@ class EngineLoop:
     # --- the engine's thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        state = "stopped"
         try:
             self._loaded = self._load()
             self._loaded.engine.set_max_decode_steps(self._config.ladder.max_decode_steps)
             self._serve(self._loaded)
-            self._state = "stopped"
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine failed")
             self._error = f"{type(error).__name__}: {str(error)[:500]}"
-            self._state = "failed"
-        finally:
-            self._fail_all("server_is_overloaded", f"the engine is {self._state}")
-            self._first_ready.set()
-            self._all_ready.set()
-            self._take_snapshot()
-            if self._loaded is not None:
-                self._loaded.engine.compiler.shutdown()
+            state = "failed"
+        with self._life:
+            self._state = state
+        if self._loaded is not None:
+            self._loaded.engine.compiler.shutdown()
+        self._take_snapshot()
+        self._first_ready.set()
+        self._all_ready.set()
+        self._fail_all("server_is_overloaded", f"the engine is {state}")
 
     def _serve(self, loaded: Loaded) -> None:
         engine, scheduler = loaded.engine, loaded.scheduler
-        is_idle = True
+        is_idle, was_busy = True, False
         while True:
             if not self._take_commands(scheduler, IDLE_WAIT_S if is_idle else 0.0):
                 return
@@ -174,8 +179,9 @@ class EngineLoop:
             if self._in_flight and (plan is None or len(self._in_flight) == PIPELINE_DEPTH):
                 self._collect(engine, scheduler)
             is_idle = plan is None and not self._in_flight
-            if is_idle and scheduler.is_idle:
-                scheduler.check_integrity()
+            if is_idle and was_busy and scheduler.is_idle:
+                self._check_integrity(scheduler)
+            was_busy = not is_idle
             if is_idle or time.monotonic() - self._snapshot_s > SNAPSHOT_PERIOD_S:
                 self._take_snapshot()
 
@@ -194,9 +200,19 @@ class EngineLoop:
                     for request_id in request_ids:
                         self._forget(scheduler, request_id)
                 case Call(function):
-                    function()
+                    try:
+                        function()
+                    except Exception:
+                        log.exception("a call between two steps failed")
                 case Stop():
                     return False
+
+    def _check_integrity(self, scheduler: Scheduler) -> None:
+        """Each time the work runs out. A mistake in the books is told, and serving goes on."""
+        try:
+            scheduler.check_integrity()
+        except AssertionError:
+            log.exception("the scheduler's books do not add up")
 
     def _add(self, scheduler: Scheduler, requests: tuple[Request, ...]) -> None:
         events: list[TokenEvent] = []
@@ -205,7 +221,10 @@ class EngineLoop:
             try:
                 grammar = self._grammars.compile(params.grammar) if params.grammar else None
                 sequence = scheduler.add(request)
-            except RuntimeFault as fault:
+            except Exception as error:
+                fault = error if isinstance(error, RuntimeFault) else RuntimeFault("the request failed")
+                if fault is not error:
+                    log.exception("a request could not be added")
                 self.gate.leave(request.request_id)
                 self._stats.rejected[fault.code] += 1
                 text = f"{fault.code}: {fault.message}"
@@ -251,7 +270,11 @@ class EngineLoop:
             self.gate.leave(sequence.request_id)
             stream = self._streams.get(sequence.request_id)
             if stream is not None and stream.grammar is not None and chunk.samples:
-                masks[chunk.row] = stream.grammar.mask()
+                try:
+                    masks[chunk.row] = stream.grammar.mask()
+                except Exception:  # one request's trouble is not everybody's
+                    log.exception("no mask for %s", sequence.request_id)
+                    stream.trouble = "the constraint could not be followed"
         step = engine.launch(plan, masks)
         self._stats.host_step_s.observe(time.monotonic() - start)
         return step
@@ -267,15 +290,19 @@ class EngineLoop:
         }
         for request_id, scores in collected.prompt_logprobs.items():
             if stream := self._streams.get(request_id):
-                stream.prompt_logprobs += scores
+                stream.add_prompt_scores(scores.first, scores.logprobs)
         for sequence, tokens in scheduler.collect(step.plan, collected.result):
             stream = self._streams.get(sequence.request_id)
             if stream is None:
                 continue
             stop_ids = self._stop_ids(sequence.request)
-            event = stream.push(
-                tokens, logprobs.get(sequence.request_id, ()), sequence.finish_reason, stop_ids
-            )
+            try:
+                event = stream.push(
+                    tokens, logprobs.get(sequence.request_id, ()), sequence.finish_reason, stop_ids
+                )
+            except Exception:  # one request's trouble is not everybody's
+                log.exception("the text of %s could not be made", sequence.request_id)
+                event = stream.fail("internal_error", "the text could not be made")
             stream.observe(len(event.token_ids), now, self._stats)
             self._stats.generation_tokens += len(event.token_ids)
             events.append(event)
@@ -295,8 +322,15 @@ class EngineLoop:
         else:
             real = sum(map(len, collected.result.token_ids))
             computed = step.bucket.tokens * collected.num_steps
+            self._limit_burst(busy_s / max(1, collected.num_steps))
         self._stats.on_step(step.bucket.name, real, computed, busy_s)
         self._stats.on_experts(collected.expert_tokens)
+
+    def _limit_burst(self, step_s: float) -> None:
+        self._decode_step_s += (step_s - self._decode_step_s) * (0.1 if self._decode_step_s else 1.0)
+        assert self._loaded is not None
+        steps = limit_burst(self._config.ladder.max_decode_steps, self._decode_step_s, self._config.slo.itl)
+        self._loaded.engine.set_max_decode_steps(steps)
 
     def _on_finish(self, stream: Stream, reason: FinishReason) -> None:
         sequence = stream.sequence

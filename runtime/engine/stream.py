@@ -19,14 +19,22 @@ class Stream:
     sequence: Sequence
     detokenizer: IncrementalDetokenizer
     grammar: GrammarState | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # not sent yet
+    num_prompt_logprobs: int = 0  # sent or not
+    trouble: str = ""  # why the request cannot go on, found while a launch was made
     first_token_s: float | None = None
     last_token_s: float | None = None
-    is_started: bool = False
 
     @property
     def request_id(self) -> str:
         return self.sequence.request_id
+
+    def add_prompt_scores(self, first: int, logprobs: tuple[TokenLogprob, ...]) -> None:
+        """Scores of prompt positions from `first` on. A preempted request computes some again: only news count."""
+        num_known = 1 + self.num_prompt_logprobs - first  # position 0 has no score
+        news = logprobs[max(0, num_known) :]
+        self.prompt_logprobs += news
+        self.num_prompt_logprobs += len(news)
 
     def push(
         self,
@@ -40,6 +48,8 @@ class Stream:
         `finish_reason` is the scheduler's (stop id or length). A stop string or a finished grammar ends the request
         here; the event then says so and the caller tells the scheduler. Tokens after the end are dropped.
         """
+        if self.trouble:
+            return self.fail("internal_error", self.trouble)
         text, matched, used = "", None, len(token_ids)
         for i, token in enumerate(token_ids):
             is_stop_token = (
@@ -59,7 +69,9 @@ class Stream:
         if finish_reason is not None and matched is None:
             text += self.detokenizer.flush()
             stop_reason = self.detokenizer.matched_stop
-            if finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in stop_ids:
+            if stop_reason is not None:
+                finish_reason = FinishReason.STOP
+            elif finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in stop_ids:
                 requested = token_ids[-1] in self.sequence.request.params.stop_token_ids
                 stop_reason = token_ids[-1] if requested else None
         return self._event(token_ids[:used], text, logprobs[:used], finish_reason, stop_reason)
@@ -94,7 +106,6 @@ class Stream:
         stop_reason: str | int | None,
     ) -> TokenEvent:
         prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, ()
-        self.is_started = True
         return TokenEvent(
             request_id=self.request_id,
             token_ids=token_ids,

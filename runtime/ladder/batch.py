@@ -44,7 +44,9 @@ def packed_len(bucket: Bucket, pages_per_row: int) -> int:
     return 1 + bucket.rows * (1 + pages_per_row)
 
 
-def pack(plan: StepPlan, bucket: Bucket, *, page_size: int, pages_per_row: int, dummy_slot: int) -> np.ndarray:
+def pack(
+    plan: StepPlan, bucket: Bucket, *, page_size: int, pages_per_row: int, dummy_slot: int
+) -> np.ndarray:
     """The packed vector of a plan; `bucket` must cover it."""
     packed = np.zeros(packed_len(bucket, pages_per_row), np.int32)
     if bucket.phase is Phase.PREFILL:
@@ -60,7 +62,12 @@ def aligned_tokens(plan: StepPlan, page_size: int) -> int:
 
 
 def _pack_prefill(
-    chunks: tuple[ScheduledChunk, ...], bucket: Bucket, packed: np.ndarray, page: int, pages_per_row: int, dummy: int
+    chunks: tuple[ScheduledChunk, ...],
+    bucket: Bucket,
+    packed: np.ndarray,
+    page: int,
+    pages_per_row: int,
+    dummy: int,
 ) -> None:
     t, r = bucket.tokens, bucket.rows
     row_start, row_len, context_len, slots, samples = packed[t : t + 5 * r].reshape(5, r)

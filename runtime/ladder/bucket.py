@@ -19,7 +19,9 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        return f"{self.phase.value}-{self.tokens}"
+        """Names the whole shape: two buckets with one name are the same executable."""
+        rows = f"x{self.rows}" if self.phase is Phase.PREFILL else ""
+        return f"{self.phase.value}-{self.tokens}{rows}"
 
     def covers(self, tokens: int, rows: int) -> bool:
         return tokens <= self.tokens and rows <= self.rows

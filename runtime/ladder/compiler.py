@@ -3,6 +3,7 @@
 Nothing here holds weights or runs a step. A rung that fails to compile keeps its error and stays out of the ladder.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from runtime.cache.kv_pool import KVPool
-from runtime.errors import CompileFailed
+from runtime.errors import CompileFailed, ModelLoadError
 from runtime.ladder.batch import abstract_packed
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.late_compiles import monitor
@@ -38,8 +39,7 @@ from runtime.model.sampling import SamplingState, pack_row, set_dense_row, set_m
 from runtime.request import SamplingParams
 from runtime.schedule.plan import Phase
 
-
-_ROW_STEPS = ("start_row", "set_row", "set_dense_row", "set_mask")
+_COMMON_STEPS = ("start_row", "set_row", "set_dense_row", "set_mask", "score")  # any request may need them
 
 
 class RungState(StrEnum):
@@ -88,12 +88,11 @@ class StepCompiler:
 
     def compile(self, buckets: Iterable[Bucket]) -> list[Future[CompiledStep]]:
         """Queue the helpers that every launch needs, then the rungs in the given order with their samplers."""
-        jobs: list[tuple[str, Callable[[], Any]]] = list(self._row_jobs())
+        jobs: list[tuple[str, Callable[[], Any]]] = self._common_jobs()
         for bucket in buckets:
             jobs.append((bucket.name, partial(self._lower_rung, bucket)))
             if bucket.phase is Phase.PREFILL:
                 jobs.append((sampler_name(bucket.rows), partial(self._lower_sampler, bucket.rows)))
-        jobs.append(("score", self._lower_score))
         return [self._submit(name, lower) for name, lower in dict(jobs).items() if self._claim(name)]
 
     def step(self, name: str) -> CompiledStep:
@@ -101,7 +100,7 @@ class StepCompiler:
 
     def is_ready(self, bucket: Bucket) -> bool:
         """Whether the rung can be launched, its sampler and the row writes included."""
-        names = [bucket.name, *_ROW_STEPS]
+        names = [bucket.name, *_COMMON_STEPS]
         if bucket.phase is Phase.PREFILL:
             names.append(sampler_name(bucket.rows))
         return all(self.step(n).state is RungState.READY for n in names)
@@ -126,7 +125,8 @@ class StepCompiler:
         return step.call(*args)
 
     def shutdown(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Start no further compile; those that run go on in their threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _claim(self, name: str) -> bool:
         with self._lock:
@@ -189,7 +189,7 @@ class StepCompiler:
         step = jax.jit(partial(score_step, self._arch))
         return step.lower(self._abstract.params, self._abstract.hidden, scalar, targets)
 
-    def _row_jobs(self) -> list[tuple[str, Callable[[], Any]]]:
+    def _common_jobs(self) -> list[tuple[str, Callable[[], Any]]]:
         a, vocab = self._abstract, self._arch.vocab_size
         scalar = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -206,6 +206,7 @@ class StepCompiler:
             ("set_row", lower(set_row, a.sampling, scalar, pack_row(SamplingParams(), default_seed=0))),
             ("set_dense_row", lower(set_dense_row, a.sampling, scalar, bias, seen, counts)),
             ("set_mask", lower(set_mask, a.sampling, slots, mask)),
+            ("score", self._lower_score),
         ]
 
 
@@ -219,6 +220,12 @@ def enable_persistent_cache(folder: str) -> None:
         return
     path = Path(folder).expanduser() if folder else Path.home() / ".cache" / "moe-ladder"
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = path.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise ModelLoadError(
+            f"the compile cache {path.name} must belong to this user and be writable by nobody else: its content is run",
+            param="cache_dir",
+        )
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -20,7 +20,9 @@ class BucketLadder:
     def __post_init__(self) -> None:
         for rungs, phase in ((self.prefill, Phase.PREFILL), (self.decode, Phase.DECODE)):
             if not rungs or any(b.phase is not phase for b in rungs):
-                raise ValueError(f"a ladder needs at least one {phase} rung and only such in its {phase} list")
+                raise ValueError(
+                    f"a ladder needs at least one {phase} rung and only such in its {phase} list"
+                )
             if list(rungs) != sorted(set(rungs)):
                 raise ValueError(f"{phase} rungs must be sorted and distinct: {[b.name for b in rungs]}")
 

@@ -219,4 +219,3 @@ def _advance(
         budget=rows.budget.at[slots].add(-step),
         is_done=rows.is_done.at[slots].set(rows.is_done[slots] | (active & hit_stop)),
     )
-

@@ -1,7 +1,8 @@
 """Architecture: what a Hugging Face config.json says about a model, as plain data. Imports no JAX.
 
-One forward pass serves every family; what differs between them is a field here, never a subclass. A setting that
-the forward pass does not know is refused by name, because serving it anyway would give wrong text without a sign.
+One forward pass serves every family; what differs between them is a field here, never a subclass. A setting known to
+change the formulas in a way that the forward pass does not know is refused by name (`NEUTRAL`), because serving it
+anyway would give wrong text without a sign.
 """
 
 import json
@@ -22,6 +23,26 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+}
+
+# Settings of other models that change the formulas and leave no trace in the tensors, with the value that changes nothing.
+NEUTRAL: dict[str, Any] = {
+    "scoring_func": "softmax",
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 0,
+    "num_shared_experts": 0,
+    "shared_expert_intermediate_size": 0,
+    "partial_rotary_factor": 1.0,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "logits_scaling": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": None,
+    "query_pre_attn_scalar": None,
+    "swiglu_limit": None,
 }
 
 
@@ -143,6 +164,12 @@ def from_hf_config(config: dict[str, Any]) -> Architecture:
     for field in ("quantization_config", "compression_config"):
         if config.get(field):
             raise ModelLoadError(f"config.json: {field} is set; only bf16, f16 and f32 weights are supported")
+    for field, neutral in NEUTRAL.items():
+        if config.get(field) not in (None, False, neutral):
+            raise _refused(field, config[field], f"{neutral} or absent")
+    for kind in config.get("layer_types") or ():
+        if kind not in ("full_attention", "sliding_attention"):
+            raise _refused("layer_types", kind, "full_attention, sliding_attention")
     arch = family(_Fields(config))
     _check_shapes(arch)
     return arch
@@ -150,13 +177,11 @@ def from_hf_config(config: dict[str, Any]) -> Architecture:
 
 def _qwen3_moe(fields: "_Fields") -> Architecture:
     num_layers = fields.integer("num_hidden_layers")
-    num_experts = fields.integer("num_experts", "num_local_experts", default=128, low=0)
+    num_experts = fields.integer("num_experts", "num_local_experts", default=128)
     mlp_only = fields.integers("mlp_only_layers")
     sparse_step = fields.integer("decoder_sparse_step", default=1)
     window = fields.window() if fields.flag("use_sliding_window", default=False) else None
-    is_sparse = [
-        num_experts > 0 and i not in mlp_only and (i + 1) % sparse_step == 0 for i in range(num_layers)
-    ]
+    is_sparse = [i not in mlp_only and (i + 1) % sparse_step == 0 for i in range(num_layers)]
     return fields.architecture(
         family="qwen3_moe",
         layers=tuple(LayerKind(FfnKind.SPARSE if s else FfnKind.DENSE, window) for s in is_sparse),

@@ -57,28 +57,36 @@ def test_penalties_and_bias_survive_batching(driver):
 
 
 def test_chunked_is_whole(alone):
-    driver = EngineDriver(ladder={"prefill_tokens": [8], "decode_rows": [4]}, kv_cache={"enable_prefix_cache": False})
+    driver = EngineDriver(
+        ladder={"prefill_tokens": [8], "decode_rows": [4]}, kv_cache={"enable_prefix_cache": False}
+    )
     try:
         assert driver.run(batch("chunked")) == alone
     finally:
         driver.close()
 
 
-@pytest.mark.parametrize("sampling", [{}, RANDOM], ids=["greedy", "sampled"])
-def test_preempted_is_not(driver, sampling):
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
+def test_preempted_is_not(driver, cache):
     """A pool that holds one request of full length and little more: the others get preempted and come back."""
-    expected = driver.run(batch("roomy" + str(len(sampling)), **sampling))
-    for cache in (True, False):
-        tight = EngineDriver(kv_cache={"kv_cache_size": "67KiB", "enable_prefix_cache": cache})
-        try:
-            assert tight.run(batch("tight", **sampling)) == expected
-            assert tight.scheduler.num_preemptions > 0
-        finally:
-            tight.close()
+    tight = EngineDriver(
+        kv_cache={"kv_cache_size": "67KiB", "enable_prefix_cache": cache},
+        ladder={"decode_rows": [4], "prefill_tokens": [64]},
+    )
+    try:
+        for name, sampling in (("greedy", {}), ("sampled", RANDOM)):
+            assert tight.run(batch("tight" + name, **sampling)) == driver.run(
+                batch("roomy" + name, **sampling)
+            )
+        assert tight.scheduler.num_preemptions > 0
+    finally:
+        tight.close()
 
 
 def test_every_rung_is_every_other(alone):
-    driver = EngineDriver(ladder={"prefill_tokens": [24, 64], "decode_rows": [2, 3, 6], "max_decode_steps": 1})
+    driver = EngineDriver(
+        ladder={"prefill_tokens": [24, 64], "decode_rows": [2, 3, 6], "max_decode_steps": 1}
+    )
     try:
         assert driver.run(batch("other-rungs")) == alone
     finally:
@@ -91,7 +99,12 @@ def test_logprobs_are_those_of_scoring_the_text(driver):
     reported = [lp for step, c in driver.steps for lps in c.logprobs for lp in lps][-12:]
     assert [lp.token_id for lp in reported] == output
     driver.run([request("score", PROMPTS[2] + output, max_tokens=1, prompt_logprobs=3)])
-    scored = [lp for _, c in driver.steps for lp in c.prompt_logprobs.get("score", ())]
+    scored = [
+        lp
+        for _, c in driver.steps
+        if "score" in c.prompt_logprobs
+        for lp in c.prompt_logprobs["score"].logprobs
+    ]
     assert [lp.token_id for lp in scored] == (PROMPTS[2] + output)[1:]
     for told, found in zip(reported, scored[-12:], strict=True):
         assert told.logprob == pytest.approx(found.logprob, abs=1e-4)
@@ -114,7 +127,18 @@ def test_nothing_compiles_after_the_ladder(driver):
     try:
         before = monitor.num_late
         driver.run(batch("late"))
-        driver.run([request("late-rich", PROMPTS[1], max_tokens=5, logprobs=2, presence_penalty=0.5, **RANDOM | {"temperature": 0.5})])
+        driver.run(
+            [
+                request(
+                    "late-rich",
+                    PROMPTS[1],
+                    max_tokens=5,
+                    logprobs=2,
+                    presence_penalty=0.5,
+                    **RANDOM | {"temperature": 0.5},
+                )
+            ]
+        )
         driver.run([request("late-score", PROMPTS[4], max_tokens=1, prompt_logprobs=1)])
         assert monitor.num_late == before
     finally:

@@ -56,3 +56,27 @@ def test_times_are_spread_over_the_tokens_of_a_launch():
     s.observe(4, 2.4, stats)
     assert (stats.ttft_s.count, stats.itl_s.count) == (1, 4)
     assert abs(stats.itl_s.total - 0.4) < 1e-9
+
+
+def test_prompt_scores_computed_again_after_a_preemption_count_once():
+    scores = tuple(TokenLogprob(t, -float(t)) for t in range(1, 10))  # of positions 1 to 9
+    s = stream()
+    s.add_prompt_scores(1, scores[:4])
+    first = s.push((7,), (), None, EOS)
+    s.add_prompt_scores(1, scores[:6])  # from the start, in a larger chunk
+    s.add_prompt_scores(7, scores[6:])
+    second = s.push((8,), (), None, EOS)
+    assert first.prompt_logprobs + second.prompt_logprobs == scores
+
+
+def test_trouble_ends_the_request_alone():
+    s = stream()
+    s.trouble = "no mask"
+    event = s.push((7,), (), None, EOS)
+    assert (event.finish_reason, event.error) == (FinishReason.ERROR, "internal_error: no mask")
+
+
+def test_a_stop_string_that_the_last_character_completes_is_a_stop():
+    s = stream(stop=("�",))
+    event = s.push(("🙂".encode()[0],), (), FinishReason.LENGTH, EOS)
+    assert event.finish_reason is FinishReason.STOP

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.schedule.plan import Phase
-from runtime.schedule.policy import SchedulePolicy, choose_decode_steps, choose_phase
+from runtime.schedule.policy import SchedulePolicy, choose_decode_steps, choose_phase, limit_burst
 
 POLICY = SchedulePolicy(max_prefills_in_a_row=2, max_waste=0.25)
 
@@ -38,3 +38,10 @@ def test_prefill_first_but_not_for_long(can_prefill, can_decode, in_a_row, expec
 )
 def test_decode_steps_waste_at_most_a_quarter(remaining, max_steps, expected):
     assert choose_decode_steps(POLICY, remaining, max_steps) == expected
+
+
+def test_a_burst_takes_at_most_half_of_the_target_between_tokens():
+    assert limit_burst(8, 0.004, 0.1) == 8
+    assert limit_burst(8, 0.015, 0.1) == 3
+    assert limit_burst(8, 0.5, 0.1) == 1
+    assert limit_burst(8, 0.0, 0.1) == 8  # nothing measured yet
