@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", default="bench-M", choices=[shape.name for shape in MODEL_SHAPES])
     parser.add_argument(
         "--tokens", default=[1, 4, 8, 16, 32, 64, 512], type=lambda s: [int(n) for n in s.split(",")]
@@ -97,7 +97,10 @@ def memory_reader() -> Callable[[], None]:
         for chunk in np.split(half, 64):
             np.dot(chunk, chunk)
 
-    return lambda: list(pool.map(read_part, halves)) and None
+    def read() -> None:
+        list(pool.map(read_part, halves))
+
+    return read
 
 
 def measure_experts(

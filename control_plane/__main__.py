@@ -24,6 +24,7 @@ from runtime.errors import RuntimeFault
 
 ROLES = ("all", "prefill", "decode", "router")
 POLL_S = 0.1
+REPORT_S = 3.0
 STOP_TIMEOUT_S = 10.0
 log = logging.getLogger("control_plane")
 
@@ -67,8 +68,11 @@ def serve(config: EngineConfig) -> int:
     server.run()
     if server.force_exit:
         os._exit(1)  # the second signal means now, whatever the engine's thread is doing
-    server.stop_engine()
-    return 1 if server.load_failed else 0
+    status = 1 if server.load_failed else 0
+    if not server.stop_engine():
+        sys.stdout.flush()
+        os._exit(status)  # still loading: a normal exit would first compile every rung that is queued
+    return status
 
 
 def _build_engine(config: EngineConfig) -> tuple[StartableEngine, ServedModel]:
@@ -98,9 +102,8 @@ class LoadingServer(DrainingServer):
         threading.Thread(target=self._build, name="build", daemon=True).start()
         self._reporter = asyncio.create_task(self._report())
 
-    def stop_engine(self) -> None:
-        if self._engine is not None:
-            self._engine.shutdown(STOP_TIMEOUT_S)
+    def stop_engine(self) -> bool:
+        return self._engine is None or self._engine.shutdown(STOP_TIMEOUT_S)
 
     def _build(self) -> None:
         try:
@@ -115,10 +118,14 @@ class LoadingServer(DrainingServer):
             self._service.fail_to_load(f"{type(error).__name__}: {error}")
 
     async def _report(self) -> None:
-        """One line when the engine is ready; the end of the process when it cannot be loaded."""
+        """How far loading and compiling are, every few seconds; the end of the process when it cannot be loaded."""
         start = time.monotonic()
+        told = start
         while (state := self._service.readiness()[1]) in ("loading", "draining"):
             await asyncio.sleep(POLL_S)
+            if time.monotonic() - told > REPORT_S:
+                told = time.monotonic()
+                print(f"moe-ladder: loading and compiling, {told - start:.0f} s", flush=True)
         if state == "failed":
             snapshot = self._service.snapshot
             reason = self._service.load_error or (snapshot.error if snapshot else "")
@@ -128,9 +135,15 @@ class LoadingServer(DrainingServer):
         card = self._service.model.card
         seconds = time.monotonic() - start
         print(
-            f"moe-ladder: {card.name} is ready after {seconds:.1f} s, context {card.max_context} tokens",
+            f"moe-ladder: {card.name} is ready on its first rungs after {seconds:.1f} s, "
+            f"context {card.max_context} tokens",
             flush=True,
         )
+        while (snapshot := self._service.snapshot) and any(r.state == "compiling" for r in snapshot.rungs):
+            await asyncio.sleep(REPORT_S)
+            num_ready = sum(r.state == "ready" for r in snapshot.rungs)
+            print(f"moe-ladder: {num_ready} of {len(snapshot.rungs)} rungs compiled", flush=True)
+        print(f"moe-ladder: all rungs ready after {time.monotonic() - start:.1f} s", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -32,8 +32,9 @@ class EngineHandle(Protocol):
     def begin_drain(self) -> None:
         """From now on `submit` raises Unavailable; running requests go on."""
 
-    def shutdown(self, timeout_s: float = 30.0) -> None:
-        """Ends the engine's thread; what still runs gets an error event. May be called twice."""
+    def shutdown(self, timeout_s: float = 30.0) -> bool:
+        """Ends the engine's thread; what still runs gets an error event. False if the thread still runs. May be called twice."""
+        ...
 
 
 class Tokenizer(Protocol):

@@ -6,6 +6,7 @@ All methods run on the event loop's thread except `_publish`, which the engine's
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 
 from control_plane.call import Call
@@ -182,9 +183,9 @@ class EngineService:
 
     def _publish(self, events: list[TokenEvent]) -> None:
         """Called in the engine's thread: one hand-over for each step."""
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._deliver, events)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the event loop has ended, and with it everyone who would read this
+                self._loop.call_soon_threadsafe(self._deliver, events)
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         for event in events:

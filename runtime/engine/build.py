@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from runtime.cache.kv_pool import KVPool, abstract_kv_pool, bytes_per_page, make_kv_pool
 from runtime.config import EngineConfig, KvCacheConfig
@@ -159,7 +160,7 @@ def load_engine(
     return Loaded(engine, scheduler)
 
 
-def count_pages(kv: KvCacheConfig, arch: Architecture, shape: StepShape, dtype: jnp.dtype) -> int:
+def count_pages(kv: KvCacheConfig, arch: Architecture, shape: StepShape, dtype: DTypeLike) -> int:
     """Pages that the budget holds; never more than twice what all rows need at full context.
 
     Raises ModelLoadError when the budget does not hold one request of full length.
@@ -191,7 +192,7 @@ def device_memory_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def abstract_state(arch: Architecture, shape: StepShape, num_pages: int, dtype: jnp.dtype) -> AbstractState:
+def abstract_state(arch: Architecture, shape: StepShape, num_pages: int, dtype: DTypeLike) -> AbstractState:
     """Shapes of everything that a step takes, before any of it exists."""
     params: Params = to_shape_structs(abstract_params(arch, dtype))
     pool: KVPool = to_shape_structs(abstract_kv_pool(arch, num_pages, shape.page_size, dtype))
@@ -201,7 +202,7 @@ def abstract_state(arch: Architecture, shape: StepShape, num_pages: int, dtype: 
 
 
 def _load_weights(
-    config: EngineConfig, path: Path, arch: Architecture, dtype: jnp.dtype, on_progress: OnProgress | None
+    config: EngineConfig, path: Path, arch: Architecture, dtype: DTypeLike, on_progress: OnProgress | None
 ) -> Params:
     if config.model.load_format == "dummy":
         return init_params(arch, dtype, DUMMY_SEED)

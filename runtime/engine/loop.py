@@ -99,11 +99,12 @@ class EngineLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def shutdown(self, timeout_s: float = 30.0) -> None:
-        """End the thread; requests still running get an error event."""
+    def shutdown(self, timeout_s: float = 30.0) -> bool:
+        """End the thread; requests still running get an error event. False if it is still at it after the time."""
         self._commands.put(Stop())
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Until the first rungs serve. Raises Unavailable after the time or when loading failed."""

@@ -98,7 +98,8 @@ def unpack_prefill(packed: Int32[Array, " N"], bucket: Bucket, pages_per_row: in
     """Inside the compiled step: views of the packed vector."""
     t, r = bucket.tokens, bucket.rows
     fields = packed[t : t + 5 * r].reshape(5, r)
-    return PrefillInputs(packed[:t], *fields, packed[t + 5 * r :].reshape(r, pages_per_row))
+    table = packed[t + 5 * r :].reshape(r, pages_per_row)
+    return PrefillInputs(packed[:t], fields[0], fields[1], fields[2], fields[3], fields[4], table)
 
 
 def unpack_decode(packed: Int32[Array, " N"], bucket: Bucket, pages_per_row: int) -> DecodeInputs:

@@ -60,7 +60,7 @@ class CompileMonitor:
         self._local.cache_hits = 0
         return hits
 
-    def _on_duration(self, event: str, duration_s: float, **_: object) -> None:
+    def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event != _BACKEND_COMPILE_EVENT:
             return
         with self._lock:
@@ -68,7 +68,7 @@ class CompileMonitor:
             if self._is_armed and not getattr(self._local, "is_expected", False):
                 self._num_late += 1
 
-    def _on_event(self, event: str, **_: object) -> None:
+    def _on_event(self, event: str, **_: str | int) -> None:
         if event == _CACHE_HIT_EVENT:
             self._local.cache_hits = getattr(self._local, "cache_hits", 0) + 1
 

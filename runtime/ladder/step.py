@@ -5,6 +5,7 @@ StepShape. Arrays that are replaced each step (pool, row state, sampling state, 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,13 +74,10 @@ class PrefillOutput:
 
 
 def abstract_row_state(shape: StepShape) -> RowState:
-    slots = (shape.num_slots + 1,)
-    return RowState(
-        token=jax.ShapeDtypeStruct(slots, jnp.int32),
-        position=jax.ShapeDtypeStruct(slots, jnp.int32),
-        budget=jax.ShapeDtypeStruct(slots, jnp.int32),
-        is_done=jax.ShapeDtypeStruct(slots, jnp.bool_),
-    )  # pyright: ignore[reportArgumentType]
+    slots = shape.num_slots + 1
+    ints, flags = jax.ShapeDtypeStruct((slots,), jnp.int32), jax.ShapeDtypeStruct((slots,), jnp.bool_)
+    leaves: list[Any] = [ints, ints, ints, flags]
+    return RowState(*leaves)
 
 
 def prefill_step(

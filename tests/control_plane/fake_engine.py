@@ -130,11 +130,12 @@ class FakeEngine:
     def begin_drain(self) -> None:
         self._is_draining = True
 
-    def shutdown(self, timeout_s: float = 30.0) -> None:
+    def shutdown(self, timeout_s: float = 30.0) -> bool:
         with self._lock:
             self._is_stopped = True
             self._lock.notify()
         self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     @property
     def num_held(self) -> int:

@@ -160,6 +160,6 @@ def test_experts_count_real_tokens_only(driver):
     driver.steps.clear()
     driver.scheduler.clear_prefix_cache()
     driver.run([request("counted", PROMPTS[1], max_tokens=5)])
-    total = sum(c.expert_tokens.sum(axis=1) for _, c in driver.steps)
+    total = np.sum([c.expert_tokens.sum(axis=1) for _, c in driver.steps], axis=0)
     # Every prompt token, and every output token but the last, goes to top_k = 2 experts in each layer.
     assert total.tolist() == [2 * (len(PROMPTS[1]) + 4)] * 2

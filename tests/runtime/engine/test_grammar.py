@@ -144,7 +144,7 @@ def test_special_tokens_are_no_text(tokenizer: HFTokenizer, compiler: GrammarCom
         ("json_schema", '{"items": [{"$ref": "http://localhost/"}]}', "nothing is fetched"),
         ("json_schema", '{"type": "string", "pattern": "("}', "unclosed"),
         ("json_schema", '{"items":' * 70 + "{}" + "}" * 70, "64 deep"),
-        ("json_schema", "[" * 9000, "64 deep"),
+        ("json_schema", "[" * 9000, "64 deep|not JSON"),  # from Python 3.13 on the parser reads to the end
         ("json_schema", json.dumps({"enum": ["x" * 17000]}), "16384"),
         ("json_schema", "\ud800", "not JSON"),
         ("json_schema", json.dumps({"items": {"pattern": "a?" * 1100}}), "2200 characters"),
@@ -221,6 +221,6 @@ def test_several_ends_and_none(tmp_path: Path) -> None:
     state.advance(tokenizer.encode("a"))
     assert allowed_ids(state) == [0, 1]
     endless = ByteTokenizer()
-    endless.eos_ids = ()
+    endless.eos_ids = ()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(InvalidRequest, match="end-of-text"):
         GrammarCompiler(endless).compile(GrammarSpec("regex", "a"))

@@ -31,6 +31,7 @@ def slow_layer(params: MoEParams, x: np.ndarray, ids: np.ndarray, weights: np.nd
 @pytest.mark.parametrize("num_tokens", [1, 33])
 def test_agrees_with_a_loop_and_skips_padding(num_tokens: int, top_k: int) -> None:
     params = init_params(ARCH, jnp.float32, seed=5).layers[0].ffn
+    assert isinstance(params, MoEParams)
     rng = np.random.default_rng(top_k)
     x = rng.standard_normal((num_tokens, ARCH.hidden_size)).astype(np.float32)
     is_real = rng.random(num_tokens) < 0.6
