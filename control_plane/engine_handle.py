@@ -33,7 +33,7 @@ class EngineHandle(Protocol):
         """From now on `submit` raises Unavailable; running requests go on."""
 
     def shutdown(self, timeout_s: float = 30.0) -> bool:
-        """Ends the engine's thread; what still runs gets an error event. False if the thread still runs. May be called twice."""
+        """Ends the engine's thread; running requests get an error event. False if it still runs. May be called twice."""
         ...
 
 
