@@ -32,7 +32,7 @@ CHAT_PROMPTS = (
 
 
 SCORING_TOKENS = 4096  # in a batch
-SCORING_CAPACITY = 4.0
+SCORING_CAPACITY = 8  # 16 experts, 2 for each token: no expert can get more than 8 times an even split
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ def score_text(
         for start in range(0, len(ids) - 1, window):
             piece = ids[start : start + window + 1]
             counts.append(len(piece) - 1)
-            pieces.append(np.pad(piece, (0, window + 1 - len(piece)), mode="wrap"))
+            filler = np.resize(ids, window + 1 - len(piece))  # ordinary text, so that routing stays ordinary
+            pieces.append(np.concatenate([piece, filler]))
     rows = SCORING_TOKENS // window
     nats, loads = 0.0, []
     for start in range(0, len(pieces), rows):

@@ -59,10 +59,10 @@ Sampled at temperature 0.7, top-k 50, with fixed seeds, not selected.
     {command}
 
 {steps:,} steps, {tokens:.1f} M tokens in {minutes:.0f} minutes on {machine}, shared with
-other work, with JAX {jax} in float32. Muon for the matrices, Adam for embedding, routers and norms; the learning rate follows
+other work (a quiet machine takes about half as long), with JAX {jax} in float32. Muon for the matrices, Adam for embedding, routers and norms; the learning rate follows
 the share of the time that has passed. Machine-readable figures: `benchmarks/results/demo_moe.json`.
 """
-COMMAND = "python benchmarks/train_demo.py --work-dir SCRATCH --minutes 83 --output runtime/assets/demo-moe"
+COMMAND = "python benchmarks/train_demo.py --work-dir SCRATCH --minutes 100 --output runtime/assets/demo-moe"
 
 
 def render(result: dict) -> str:
