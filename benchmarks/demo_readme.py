@@ -96,7 +96,7 @@ def render(result: dict) -> str:
         chat_ended=result["chat_ended_share"],
         samples="\n" + "\n\n".join(samples),
         command=COMMAND,
-        **training | {"tokens": training["tokens"] / 1e6},
+        **training | {"tokens": training["tokens"] / 1e6, "machine": result["machine"], "jax": result["jax"]},
     )
 
 

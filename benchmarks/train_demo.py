@@ -13,6 +13,7 @@ import dataclasses
 import json
 import math
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -228,7 +229,13 @@ def main() -> None:
     config = ModelConfig()
     demo_export.write_model(params, config, args.output)
     demo_tokenizer.write(tokenizer, args.output, demo_export.MAX_LEN)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
     result = {
+        "machine": demo_readme.machine(),
+        "jax": jax.__version__,
+        "commit": commit.stdout.strip(),
         "model": dataclasses.asdict(config)
         | {"num_parameters": sum(leaf.size for leaf in jax.tree.leaves(params))},
         "training": {
@@ -238,8 +245,6 @@ def main() -> None:
             "unique_tokens": {source: len(stream) for source, stream in streams.items()},
             "mixture": MIXTURE,
             "balance_weight": BALANCE_WEIGHT,
-            "machine": demo_readme.machine(),
-            "jax": jax.__version__,
         },
         **demo_evaluate.evaluate(params, config, tokenizer, corpus),
     }

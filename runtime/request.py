@@ -1,5 +1,6 @@
 """What crosses the engine's edge: a request in, token events out. All frozen; imports no JAX."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -54,6 +55,10 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    def all_stop_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
+        """Token ids that end the text: the request's own and, unless it ignores them, the model's."""
+        return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else eos_ids)
 
     @property
     def needs_dense_row(self) -> bool:

@@ -21,7 +21,7 @@ from runtime.config import EngineConfig, KvCacheConfig
 from runtime.engine.chat_template import ChatTemplate
 from runtime.engine.engine import Engine, make_device_state
 from runtime.engine.grammar import GrammarCompiler
-from runtime.engine.loop import EngineLoop, Loaded, ModelLimits
+from runtime.engine.loop import EngineLoop, Loaded
 from runtime.engine.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 from runtime.errors import ModelLoadError
 from runtime.ladder.compiler import AbstractState, StepCompiler, enable_persistent_cache
@@ -33,6 +33,7 @@ from runtime.model.checkpoint import load_params
 from runtime.model.params import Params, abstract_params, init_params
 from runtime.model.sampling import abstract_sampling_state, make_sampling_state
 from runtime.model.spec import to_shape_structs, tree_nbytes
+from runtime.schedule.request_checks import ModelLimits
 from runtime.schedule.scheduler import Scheduler
 from runtime.xla_flags import set_xla_flags
 

@@ -24,12 +24,12 @@ from runtime.engine.snapshot import take_snapshot
 from runtime.engine.stats import EngineSnapshot, EngineStats
 from runtime.engine.stream import Stream
 from runtime.engine.tokenizer import Tokenizer
-from runtime.errors import DeadlineExceeded, InvalidRequest, RuntimeFault, Unavailable
+from runtime.errors import DeadlineExceeded, RuntimeFault, Unavailable
 from runtime.ladder.late_compiles import monitor
-from runtime.request import MAX_STOP_TOKEN_IDS, FinishReason, Request, TokenEvent
+from runtime.request import FinishReason, Request, TokenEvent
 from runtime.schedule.plan import Phase, StepPlan
 from runtime.schedule.policy import limit_burst
-from runtime.schedule.request_checks import check_length
+from runtime.schedule.request_checks import ModelLimits
 from runtime.schedule.scheduler import Scheduler
 
 PIPELINE_DEPTH = 2  # launches in flight: step n+1 starts before step n is read
@@ -47,14 +47,6 @@ class Loaded:
 
     engine: Engine
     scheduler: Scheduler
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """Known from config.json, before any weight is read; checked in the caller's thread."""
-
-    max_context: int
-    vocab_size: int
 
 
 class EngineLoop:
@@ -121,7 +113,7 @@ class EngineLoop:
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue all or none. Raises InvalidRequest, ContextTooLong, QueueFull or Unavailable."""
         for request in requests:
-            self._check(request)
+            self._limits.check(request, self._tokenizer.eos_ids)
         with self._life:
             if self.state != "ready":
                 raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
@@ -296,7 +288,7 @@ class EngineLoop:
             stream = self._streams.get(sequence.request_id)
             if stream is None:
                 continue
-            stop_ids = self._stop_ids(sequence.request)
+            stop_ids = sequence.request.params.all_stop_ids(self._tokenizer.eos_ids)
             try:
                 event = stream.push(
                     tokens, logprobs.get(sequence.request_id, ()), sequence.finish_reason, stop_ids
@@ -382,30 +374,6 @@ class EngineLoop:
     def _take_snapshot(self) -> None:
         self._snapshot = take_snapshot(self._stats, self._loaded, self.state, self._error, self.gate)
         self._snapshot_s = time.monotonic()
-
-    def _stop_ids(self, request: Request) -> frozenset[int]:
-        eos = () if request.params.ignore_eos else self._tokenizer.eos_ids
-        return frozenset(eos) | frozenset(request.params.stop_token_ids)
-
-    def _check(self, request: Request) -> None:
-        check_length(request, self._limits.max_context)
-        largest = max(request.prompt_ids)
-        if largest >= self._limits.vocab_size or min(request.prompt_ids) < 0:
-            raise InvalidRequest(
-                f"prompt token ids must lie in [0, {self._limits.vocab_size}), got {largest}", param="prompt"
-            )
-        if len(self._stop_ids(request)) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(
-                f"{len(self._stop_ids(request))} stop token ids, end-of-text ids included; "
-                f"at most {MAX_STOP_TOKEN_IDS}",
-                param="stop_token_ids",
-            )
-        for token_id, _ in request.params.logit_bias:
-            if not 0 <= token_id < self._limits.vocab_size:
-                raise InvalidRequest(
-                    f"logit_bias token id {token_id} is not in [0, {self._limits.vocab_size})",
-                    param="logit_bias",
-                )
 
     def _wait(self, event: threading.Event, timeout_s: float) -> None:
         if not event.wait(timeout_s):

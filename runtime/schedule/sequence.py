@@ -90,7 +90,7 @@ class Sequence:
         Fewer tokens than promised mean that the device has masked the row: nothing more will come of it.
         """
         params = self.request.params
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
+        stop_ids = params.all_stop_ids(eos_ids)
         self.num_pending -= promised
         for num_taken, token_id in enumerate(token_ids, start=1):
             self.output_ids.append(token_id)

@@ -10,11 +10,12 @@ import pytest
 from runtime.config import parse_config
 from runtime.engine.build import load_engine
 from runtime.engine.grammar import GrammarCompiler
-from runtime.engine.loop import EngineLoop, ModelLimits
+from runtime.engine.loop import EngineLoop
 from runtime.engine.tokenizer import ByteTokenizer
 from runtime.errors import ContextTooLong, InvalidRequest, QueueFull, Unavailable
 from runtime.model.architecture import from_hf_config
 from runtime.request import FinishReason, GrammarSpec, Request, SamplingParams, TokenEvent
+from runtime.schedule.request_checks import ModelLimits
 from tests.engine_driver import TINY
 
 CONFIG = parse_config(
