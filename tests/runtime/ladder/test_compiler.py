@@ -13,7 +13,9 @@ from runtime.model.params import abstract_params
 from runtime.model.spec import tree_nbytes
 from tests.engine_driver import TINY
 
-ARCH = from_hf_config(TINY | {"hidden_size": 128, "num_experts": 16, "moe_intermediate_size": 128})
+ARCH = from_hf_config(
+    TINY | {"hidden_size": 256, "num_experts": 16, "moe_intermediate_size": 128, "vocab_size": 1024}
+)
 SHAPE = StepShape(num_slots=4, page_size=4, pages_per_row=8, max_prefill_tokens=16)
 
 
@@ -25,10 +27,11 @@ def compiler():
 
 
 def test_the_decode_loop_keeps_no_converted_copy_of_the_weights(compiler):
-    """The loop's weights are invariants: XLA once converted all of them before the first step of each launch."""
+    """The weights are invariants of the loop: XLA once converted those of dense products before each launch, 1.4 MB
+    here instead of 0.14 MB of temporaries."""
     compiled = compiler._lower_rung(decode_bucket(1)).compile()
     assert (
-        compiled.memory_analysis().temp_size_in_bytes < tree_nbytes(abstract_params(ARCH, jnp.bfloat16)) / 2
+        compiled.memory_analysis().temp_size_in_bytes < tree_nbytes(abstract_params(ARCH, jnp.bfloat16)) / 10
     )
 
 
