@@ -7,7 +7,6 @@ left to the loop's thread, so that HTTP can say "loading" meanwhile.
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,8 +39,6 @@ from runtime.xla_flags import set_xla_flags
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "demo-moe"
 DUMMY_SEED = 0
 
-type OnProgress = Callable[[str, float], None]  # what is done, share of it from 0 to 1
-
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -65,7 +62,7 @@ class BuiltEngine:
     card: ModelCard
 
 
-def build_engine(config: EngineConfig, on_progress: OnProgress | None = None) -> BuiltEngine:
+def build_engine(config: EngineConfig) -> BuiltEngine:
     """Raises ModelLoadError when the folder is not a model that can be served."""
     set_xla_flags()
     path = Path(config.model.path) if config.model.path else EMBEDDED_MODEL
@@ -80,7 +77,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress | None = None) ->
         ModelLimits(max_context, arch.vocab_size),
         tokenizer,
         grammars,
-        load=partial(load_engine, config, path, arch, tokenizer.eos_ids, max_context, on_progress),
+        load=partial(load_engine, config, path, arch, tokenizer.eos_ids, max_context),
     )
     card = ModelCard(
         name=config.model.served_name or path.name,
@@ -115,7 +112,6 @@ def load_engine(
     arch: Architecture,
     eos_ids: tuple[int, ...],
     max_context: int,
-    on_progress: OnProgress | None,
 ) -> Loaded:
     """Weights, pages and the first compiles; runs in the engine's thread."""
     with monitor.expected_compiles():
@@ -138,7 +134,7 @@ def load_engine(
         )
         compiler.compile(ladder.compile_order())  # compiling and loading share the time
         try:
-            params = _load_weights(config, path, arch, dtype, on_progress)
+            params = _load_weights(config, path, arch, dtype)
             pool = make_kv_pool(arch, num_pages, page_size, dtype)
             sampling = make_sampling_state(shape.num_slots, arch.vocab_size)
             state = make_device_state(arch, params, pool, sampling, shape)
@@ -202,10 +198,7 @@ def abstract_state(arch: Architecture, shape: StepShape, num_pages: int, dtype: 
     return AbstractState(params, pool, abstract_row_state(shape), sampling, hidden)
 
 
-def _load_weights(
-    config: EngineConfig, path: Path, arch: Architecture, dtype: DTypeLike, on_progress: OnProgress | None
-) -> Params:
+def _load_weights(config: EngineConfig, path: Path, arch: Architecture, dtype: DTypeLike) -> Params:
     if config.model.load_format == "dummy":
         return init_params(arch, dtype, DUMMY_SEED)
-    report = (lambda done, total: on_progress("weights", done / total)) if on_progress else None
-    return load_params(path, arch, dtype, report)
+    return load_params(path, arch, dtype)

@@ -55,7 +55,7 @@ def make_loop(config=CONFIG, load=None) -> EngineLoop:
     arch = from_hf_config(TINY | {"vocab_size": 264})
 
     def load_tiny():
-        return load_engine(config, Path(), arch, tokenizer.eos_ids, 256, None)
+        return load_engine(config, Path(), arch, tokenizer.eos_ids, 256)
 
     grammars = GrammarCompiler(tokenizer, 264)
     return EngineLoop(config, ModelLimits(256, 264), tokenizer, grammars, load or load_tiny)

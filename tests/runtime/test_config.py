@@ -1,0 +1,40 @@
+"""Every wrong setting is refused with its name and what is allowed; nothing that would be ignored is accepted."""
+
+import pytest
+
+from runtime.config import EngineConfig, parse_config, parse_duration, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("2s", 2.0), ("15min", 900.0), ("1.5h", 5400.0)]
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+def test_sizes():
+    assert parse_size("80%").of(1000) == 800
+    assert parse_size("2KiB").of(0) == 2048
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"slo": {"tttf": "2s"}}, "nearest known key is slo.ttft"),
+        ({"slo": {"ttft": 2}}, "slo.ttft: 2 is not a duration"),
+        ({"kv_cache": {"kv_cache_size": "180%"}}, "not a size"),
+        ({"batch_processing": {"alpha": 7}}, "batch_processing.alpha"),
+        ({"parallel": {"expert_parallel_size": 8}}, "expert_parallel_size is 8"),
+        ({"kv_cache": {"kv_cache_external": True}}, "kv_cache_external is True"),
+        ({"server": {"max_body_size": "80%"}}, "max_body_size"),
+        ({"ladder": {"decode_rows": [0]}}, "decode_rows"),
+        ({"ladder": {"decode_rows": [64]}}, "max_batch_size of 32"),
+    ],
+)
+def test_wrong_settings_are_named(data, message):
+    with pytest.raises(ValueError, match=message):
+        parse_config(data)
+
+
+def test_a_written_configuration_reads_back():
+    assert parse_config(EngineConfig().model_dump(mode="json")) == EngineConfig()
