@@ -4,9 +4,13 @@ Nothing here knows HTTP. Names describe shapes only; `runtime.engine` holds the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from runtime.adaptive.decision import Decision
+from runtime.config import EngineConfig
+from runtime.engine.change import Applied, ConfigChange
 from runtime.engine.stats import EngineSnapshot
 from runtime.request import GrammarSpec, Request, TokenEvent
 
@@ -28,6 +32,32 @@ class EngineHandle(Protocol):
 
     def set_publisher(self, publish: Publish) -> None:
         """`publish` is called in the engine's thread, once for each step, with all events of the step."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration in force: `restart` fields as at the start, the others as last configured."""
+        ...
+
+    def plan(self, config: EngineConfig) -> ConfigChange:
+        """What `configure` would do; nothing happens. Raises InvalidRequest, `param` the field, where it cannot."""
+        ...
+
+    def configure(self, config: EngineConfig) -> Future[Applied]:
+        """Take over the `live` fields before the next step and compile what rungs are missing in the background.
+
+        Fields of kind `restart` are ignored. The old ladder serves until all added rungs are ready and stays if one
+        fails: `snapshot().ladder_change` tells. The future ends when the live fields hold. Raises InvalidRequest as
+        `plan` does, Unavailable while the engine loads.
+        """
+        ...
+
+    def decisions(self, after: int, limit: int) -> tuple[Decision, ...]:
+        """The controllers' decisions with numbers above `after`, oldest first."""
+        ...
+
+    def decision_counts(self) -> dict[tuple[str, str], int]:
+        """Decisions since the start by (controller, reason)."""
+        ...
 
     def begin_drain(self) -> None:
         """From now on `submit` raises Unavailable; running requests go on."""

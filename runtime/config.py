@@ -119,11 +119,21 @@ class ServerConfig(_Section):
     host: str = _restart("127.0.0.1", "address to listen on; loopback by default")
     port: int = _restart(8000, "port of the endpoint", ge=0, le=65535)
     api_keys: tuple[str, ...] = _restart((), "SHA-256 hex digests of accepted keys; empty: no key needed")
+    admin_keys: tuple[str, ...] = _restart(
+        (), "SHA-256 hex digests of operators' keys for /admin; empty: refused"
+    )
+    viewer_keys: tuple[str, ...] = _restart(
+        (), "SHA-256 hex digests of keys that may read /admin, not change"
+    )
+    demo: bool = _restart(False, "admin routes need no key, on a loopback address only")
+    state_dir: str = _restart(
+        "", "folder of config versions and audit; empty: ~/.local/state/moe-ladder/PORT; 'off': none"
+    )
     max_body_size: SizeField = _restart("2MiB", "larger request bodies are refused before they are read")
     max_prompt_bytes: int = _live(400_000, "longer prompts are refused before tokenising", ge=1)
     max_n: int = _live(16, "largest n", ge=1, le=128)
-    max_queued_requests: int = _restart(512, "requests waiting before 429", ge=1)
-    max_queued_tokens: int = _restart(1 << 20, "prompt + output tokens waiting before 429", ge=1)
+    max_queued_requests: int = _live(512, "requests waiting before 429", ge=1)
+    max_queued_tokens: int = _live(1 << 20, "prompt + output tokens waiting before 429", ge=1)
     queue_timeout: Duration = _live("120s", "longest wait in the queue before 429")
     drain_delay: Duration = _live("2s", "time between not ready and no admission on SIGTERM")
     drain_timeout: Duration = _live("30s", "longest wait for running requests on SIGTERM")
@@ -134,7 +144,9 @@ class BatchProcessingConfig(_Section):
 
     enable_dynamic_batch: bool = _live(True, "let the controller choose the batch size")
     base_batch_size: int = _live(32, "start of the batch-size formula", ge=1, le=4096)
-    max_batch_size: int = _restart(32, "rows of the largest decode rung", ge=1, le=4096)
+    max_batch_size: int = _recompile(
+        32, "rows of the largest decode rung; at most ladder.row_slots", ge=1, le=4096
+    )
     dynamic_adjust_window: Duration = _live("500ms", "time between decisions of the batch size")
     expert_load_threshold: float = _live(
         0.75, "busiest device's load above which experts are rebalanced", gt=0, le=1
@@ -145,6 +157,38 @@ class BatchProcessingConfig(_Section):
     expert_balance_weight: float = _live(0.0, "how far routing may lean to less loaded copies", ge=0, le=0.5)
     alpha: float = _live(0.5, "gain of the batch-size formula", ge=0, le=1)
     smoothing: bool = _live(True, "damp changes of the batch size")
+
+
+class ControllerConfig(_Section):
+    """How the controllers judge and how fast they move."""
+
+    form: Literal["current", "published"] = _live(
+        "current", "factor on the current batch size, or on base_batch_size as published"
+    )
+    up_below: float = _live(
+        0.9, "the size may rise while load is below this share of the threshold", gt=0, le=1
+    )
+    down_above: float = _live(1.0, "the size may fall while load is above this share", gt=0, le=2)
+    dwell: Duration = _live("1s", "shortest time between two moves of one number when smoothing is on")
+    stale_after: Duration = _live("2s", "older observations change nothing")
+    expected_len_quantile: float = _live(
+        0.9, "quantile of recent request lengths that memory is kept for", gt=0, lt=1
+    )
+    ttft_slack: float = _live(
+        0.5, "share of slo.ttft after which a waiting request goes before decoding", ge=0, le=1
+    )
+    like_lengths: bool = _live(True, "prefill requests of like length together within the window")
+    length_multiple: int = _live(64, "lengths that round up to one multiple are alike", ge=1, le=4096)
+    decisions_kept: int = _restart(8192, "decisions kept to be looked at", ge=64, le=1 << 20)
+
+    @model_validator(mode="after")
+    def _keep_a_gap(self) -> Self:
+        if self.up_below >= self.down_above:
+            raise ValueError(
+                f"controller.up_below is {self.up_below}, down_above {self.down_above}: up_below must be smaller, "
+                "or the size would move to and fro"
+            )
+        return self
 
 
 class SloConfig(_Section):
@@ -204,6 +248,13 @@ class LadderConfig(_Section):
     )
     max_prefill_tokens: int = _restart(512, "tokens of the largest prefill rung", ge=16, le=1 << 16)
     max_prefill_rows: int = _recompile(16, "chunks in one prefill step", ge=1, le=256)
+    row_slots: int = _restart(
+        0,
+        "rows that the device has room for: the ceiling of max_batch_size; 0: max_batch_size at start",
+        ge=0,
+        le=4096,
+    )
+    max_rungs: int = _live(24, "rungs of a learned ladder, both phases together", ge=2, le=256)
     max_decode_steps: int = _live(8, "decode steps in one launch where nothing needs the host", ge=1, le=16)
     compile_workers: int = _restart(2, "threads that compile rungs", ge=1, le=64)
     cache_dir: str = _restart(
@@ -217,6 +268,7 @@ class EngineConfig(_Section):
     model: ModelConfig = ModelConfig()
     server: ServerConfig = ServerConfig()
     batch_processing: BatchProcessingConfig = BatchProcessingConfig()
+    controller: ControllerConfig = ControllerConfig()
     slo: SloConfig = SloConfig()
     parallel: ParallelConfig = ParallelConfig()
     kv_cache: KvCacheConfig = KvCacheConfig()
@@ -237,6 +289,12 @@ class EngineConfig(_Section):
                 raise ValueError(f"{name} is {value}; this version is built for {only} only")
         if self.server.max_body_size.num_bytes is None:
             raise ValueError("server.max_body_size must be a size in bytes, for example 2MiB")
+        slots = self.ladder.row_slots
+        if slots and self.batch_processing.max_batch_size > slots:
+            raise ValueError(
+                f"batch_processing.max_batch_size is {self.batch_processing.max_batch_size}, more than "
+                f"ladder.row_slots of {slots}"
+            )
         if max(self.ladder.decode_rows, default=0) > self.batch_processing.max_batch_size:
             raise ValueError(
                 f"ladder.decode_rows has {max(self.ladder.decode_rows)}, more than "

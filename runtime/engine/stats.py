@@ -7,10 +7,13 @@ handed to anyone.
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from runtime.engine.change import LadderChange
+from runtime.schedule.policy import SchedulePolicy
 
 TTFT_BOUNDS_S = (
     0.001,
@@ -163,6 +166,9 @@ class EngineSnapshot:
     generation_len: Histogram
     host_step_s: Histogram  # host time of one launch + collect, without waiting for the device
     drain_rate_tokens_s: float  # recent tokens finished for each second, for Retry-After
+    ladder_change: LadderChange
+    policy: SchedulePolicy  # what steers the scheduler now
+    demand: Mapping[str, Mapping[int, int]]  # by phase: positions asked for in one step -> steps, since start
 
 
 @dataclass(slots=True)

@@ -14,12 +14,22 @@ class SchedulePolicy:
     steps_while_waiting: decode steps of one launch while prefill work, or a row that needs the host, stands ready.
     max_waste: share of row-steps of one decode launch that may fall on rows whose budget is used up.
     spare_pages_per_row: pages left free at an admission for each running sequence, so that those can grow.
+    batch_size: most sequences that run at once; those above a new limit finish, none is preempted for it.
+    micro_batch_size: most sequences in one prefill step.
+    batch_window_s: longest time that waiting requests are held back for company while rows decode.
+    urgent_wait_s: a request that has waited this long goes first, whatever decodes.
+    length_multiple: within the window requests whose prompts round up to the same multiple go together; 0: by arrival.
     """
 
     max_prefills_in_a_row: int = 2
     steps_while_waiting: int = 2
     max_waste: float = 0.25
     spare_pages_per_row: int = 1
+    batch_size: int = 1 << 16
+    micro_batch_size: int = 1 << 16
+    batch_window_s: float = 0.0
+    urgent_wait_s: float = float("inf")
+    length_multiple: int = 0
 
 
 def choose_phase(
