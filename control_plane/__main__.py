@@ -5,7 +5,6 @@ HTTP is up at once and says "loading" while weights and rungs come; SIGTERM drai
 
 import argparse
 import asyncio
-import ipaddress
 import logging
 import os
 import sys
@@ -15,10 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from control_plane.admin_auth import is_loopback
 from control_plane.app import create_app
+from control_plane.config_state import ConfigState, open_state
 from control_plane.drain import DrainingServer, uvicorn_config
 from control_plane.engine_handle import EngineHandle, ServedModel
 from control_plane.service import EngineService
+from control_plane.whole_files import FolderLocked
 from runtime.config import EngineConfig, load_config, parse_config
 from runtime.errors import RuntimeFault
 
@@ -52,19 +54,24 @@ def main(argv: list[str] | None = None) -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("jax").setLevel(logging.WARNING)  # it reports every backend that is not there
-    if not _is_loopback(config.server.host):
+    if not is_loopback(config.server.host):
         keys = (
             "keys are required"
             if config.server.api_keys
             else "no key is set, so anyone who reaches it can use it"
         )
         log.warning("listening on %s, which is not loopback: %s", config.server.host, keys)
-    return serve(config)
+    try:
+        state = open_state(config)
+    except (FolderLocked, OSError) as error:
+        print(f"the changes of the configuration cannot be kept: {error}", file=sys.stderr)
+        return 2
+    return serve(state)
 
 
-def serve(config: EngineConfig) -> int:
+def serve(state: ConfigState) -> int:
     """Runs until a signal ends it. Returns the exit code."""
-    server = LoadingServer(EngineService(config), _build_engine)
+    server = LoadingServer(EngineService(state.config, state=state), _build_engine)
     server.run()
     if server.force_exit:
         os._exit(1)  # the second signal means now, whatever the engine's thread is doing
@@ -173,17 +180,17 @@ def _load_config(args: argparse.Namespace) -> EngineConfig:
                 data[section] = {**(data.get(section) or {}), key: value}
 
     if args.config is not None:
-        return load_config(args.config, override)
-    data: dict[str, Any] = {}
-    override(data)
-    return parse_config(data, source="command line")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        config = load_config(args.config, override)
+    else:
+        data: dict[str, Any] = {}
+        override(data)
+        config = parse_config(data, source="command line")
+    if config.server.demo and not is_loopback(config.server.host):
+        raise ValueError(
+            f"server.demo opens the admin routes without a key, so server.host must be a loopback address such as "
+            f"127.0.0.1, not {config.server.host}; set server.admin_keys instead of server.demo"
+        )
+    return config
 
 
 if __name__ == "__main__":

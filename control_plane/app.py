@@ -5,12 +5,13 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from control_plane.admin_auth import AdminAuth
 from control_plane.auth import BearerAuth
 from control_plane.errors import install_handlers
 from control_plane.limits import BodyLimit
-from control_plane.metrics import HttpCounts, Metrics
+from control_plane.metrics import ControlFigures, HttpCounts, Metrics
 from control_plane.request_id import RequestId
-from control_plane.routes import chat, completions, models, observe, tokenize
+from control_plane.routes import admin, chat, completions, models, observe, tokenize
 from control_plane.routes.observe import server_version
 from control_plane.service import EngineService
 
@@ -32,12 +33,22 @@ def create_app(service: EngineService) -> FastAPI:
     )
     counts = HttpCounts()
     app.state.service = service
-    app.state.metrics = Metrics(lambda: service.snapshot, lambda: service.model.card.name, counts)
+    app.state.metrics = Metrics(
+        lambda: service.snapshot, lambda: service.model.card.name, counts, lambda: _figures(service)
+    )
     install_handlers(app)
-    for routes in (chat, completions, models, tokenize, observe):
+    for routes in (chat, completions, models, tokenize, observe, admin):
         app.include_router(routes.router)
     server = service.config.server
     app.add_middleware(BodyLimit, max_bytes=server.max_body_size.of(0))
+    app.add_middleware(AdminAuth, server=server, on_refused=service.state.audit.count_refused)
     app.add_middleware(BearerAuth, digests=server.api_keys)
     app.add_middleware(RequestId, counts=counts)
     return app
+
+
+def _figures(service: EngineService) -> ControlFigures | None:
+    live = service.live_config
+    if live is None:
+        return None
+    return ControlFigures(live.revision, dict(live.counts), service.model.engine.decision_counts())

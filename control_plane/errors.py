@@ -38,6 +38,45 @@ class NotFound(InvalidRequest):
     status = 404
 
 
+class InvalidConfig(InvalidRequest):
+    """The new configuration is wrong or does not fit; nothing was changed."""
+
+    code = "invalid_config"
+    status = 422
+
+
+class PreconditionMissing(InvalidRequest):
+    """A change must say which revision it was made for."""
+
+    code = "precondition_required"
+    status = 428
+
+
+class StaleRevision(InvalidRequest):
+    """Somebody else changed the configuration since; `revision` is the current one."""
+
+    code = "stale_revision"
+    status = 412
+
+    def __init__(self, message: str, revision: int) -> None:
+        super().__init__(message, param="If-Match")
+        self.revision = revision
+
+
+class ChangeLocked(InvalidRequest):
+    """A change is on trial (423: clients of the OpenAI API would try a 409 again by themselves)."""
+
+    code = "canary_running"
+    status = 423
+
+
+class StoreFailed(RuntimeFault):
+    """The folder of configuration versions cannot be written; nothing was changed."""
+
+    code = "store_failed"
+    status = 507
+
+
 class EngineFault(RuntimeFault):
     """The engine gave up on a request that was fine."""
 
@@ -57,7 +96,8 @@ def error_body(message: str, *, type: str, code: str | None, param: str | None =
 
 def fault_body(fault: RuntimeFault) -> dict[str, Any]:
     param = clean(fault.param) if fault.param else None
-    return error_body(clean(fault.message, MAX_MESSAGE), type=fault.type, code=fault.code, param=param)
+    body = error_body(clean(fault.message, MAX_MESSAGE), type=fault.type, code=fault.code, param=param)
+    return body | ({"revision": fault.revision} if isinstance(fault, StaleRevision) else {})
 
 
 def retry_headers(status: int, retry_after_s: float | None) -> dict[str, str]:

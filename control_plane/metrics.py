@@ -4,7 +4,8 @@ Nothing is counted twice: the engine owns its totals, this only translates them 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -17,10 +18,20 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from starlette.types import Scope
 
+from runtime.engine.change import LadderState
 from runtime.engine.stats import EngineSnapshot, Histogram, RungSnapshot
 
 Sample = tuple[Sequence[str], float]
 _METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFigures:
+    """What live changes and controllers count: changes by result, decisions by (controller, reason)."""
+
+    revision: int
+    changes: Mapping[str, int]
+    decisions: Mapping[tuple[str, str], int]
 
 
 class HttpCounts:
@@ -39,10 +50,14 @@ class Metrics:
     """One registry, owned by this process; `render` may run in any thread."""
 
     def __init__(
-        self, snapshot: Callable[[], EngineSnapshot | None], model_name: Callable[[], str], http: HttpCounts
+        self,
+        snapshot: Callable[[], EngineSnapshot | None],
+        model_name: Callable[[], str],
+        http: HttpCounts,
+        control: Callable[[], ControlFigures | None],
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(snapshot, model_name, http))
+        self._registry.register(_EngineCollector(snapshot, model_name, http, control))
         ProcessCollector(registry=self._registry)
 
     def render(self) -> tuple[bytes, str]:
@@ -51,11 +66,16 @@ class Metrics:
 
 class _EngineCollector(Collector):
     def __init__(
-        self, snapshot: Callable[[], EngineSnapshot | None], model_name: Callable[[], str], http: HttpCounts
+        self,
+        snapshot: Callable[[], EngineSnapshot | None],
+        model_name: Callable[[], str],
+        http: HttpCounts,
+        control: Callable[[], ControlFigures | None],
     ) -> None:
         self._snapshot = snapshot
         self._model_name = model_name
         self._http = http
+        self._control = control
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -70,6 +90,9 @@ class _EngineCollector(Collector):
         yield from _moe_families(snapshot, labels)
         yield from _rung_families(snapshot.rungs, labels)
         yield from _expert_families(snapshot.expert_tokens, labels)
+        yield from _policy_families(snapshot, labels)
+        if (control := self._control()) is not None:
+            yield from _control_families(control, labels)
 
 
 class _Labels:
@@ -203,3 +226,23 @@ def _expert_families(layers: Sequence[Sequence[int]], make: _Labels) -> Iterator
         if counts
     ]
     yield make.gauges("moe_expert_imbalance", "Busiest expert over the mean, since start", ["layer"], skew)
+
+
+def _policy_families(s: EngineSnapshot, make: _Labels) -> Iterator[Metric]:
+    yield make.gauge("moe_batch_size", "Most requests that run at once now", s.policy.batch_size)
+    yield make.gauge(
+        "moe_micro_batch_size", "Most requests in one prefill step now", s.policy.micro_batch_size
+    )
+    states = [((state.value,), float(state is s.ladder_change.state)) for state in LadderState]
+    yield make.gauges("moe_ladder_state", "1 at the state of the ladder's last change", ["state"], states)
+
+
+def _control_families(found: ControlFigures, make: _Labels) -> Iterator[Metric]:
+    yield make.gauge("moe_config_revision", "Revision of the configuration", found.revision)
+    changes = [((result,), float(count)) for result, count in sorted(found.changes.items())]
+    yield make.counters(
+        "moe_config_changes", "Changes asked for, by what became of them", ["result"], changes
+    )
+    decisions = [(names, float(count)) for names, count in sorted(found.decisions.items())]
+    names = ["controller", "reason"]
+    yield make.counters("moe_controller_decisions", "Decisions of the controllers", names, decisions)

@@ -28,6 +28,7 @@ class RequestId:
         if given is not None:
             scope.setdefault("state", {})["request_name"] = given.decode()
         request_id = given or secrets.token_hex(8).encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
         has_started = False
 
         async def named(message: Message) -> None:

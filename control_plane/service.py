@@ -4,15 +4,18 @@ All methods run on the event loop's thread except `_publish`, which the engine's
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
 
 from control_plane.call import Call
+from control_plane.config_state import ConfigState, in_memory
 from control_plane.engine_handle import ServedModel
 from control_plane.errors import EngineFault, ModelNotFound, clean
 from control_plane.heartbeat import Heartbeat
+from control_plane.live_config import LiveConfig
 from control_plane.stored import StoredCompletions
 from control_plane.text_work import TextWork
 from runtime.config import EngineConfig
@@ -21,7 +24,9 @@ from runtime.errors import DeadlineExceeded, QueueFull, Unavailable
 from runtime.request import Request, TokenEvent
 
 WATCH_S = 1.0
+TICK_S = 0.25
 LOADING_RETRY_S = 5.0
+log = logging.getLogger(__name__)
 
 
 class Phase(StrEnum):
@@ -33,10 +38,18 @@ class Phase(StrEnum):
 
 
 class EngineService:
-    """Holds the served model (None while it loads), the calls in flight and the phase of the endpoint's life."""
+    """Holds the served model (None while it loads), the calls in flight and the phase of the endpoint's life.
 
-    def __init__(self, config: EngineConfig, *, stall_s: float = 30.0) -> None:
+    config: what is in force; replaced whole by every live change. live_config: None until the model is attached.
+    state: where changes are kept; None: in memory.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, stall_s: float = 30.0, state: ConfigState | None = None
+    ) -> None:
         self.config = config
+        self.state = state or in_memory(config)
+        self.live_config: LiveConfig | None = None
         self.phase = Phase.SERVING
         self.stored = StoredCompletions()
         self.heartbeat = Heartbeat(stall_s)
@@ -45,25 +58,27 @@ class EngineService:
         self.load_error: str | None = None
         self._calls: dict[str, Call] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Binds the service to the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._watcher = self._loop.create_task(self._watch())
+        self._tasks = [self._loop.create_task(self._watch()), self._loop.create_task(self._tick())]
 
     async def stop(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._text is not None:
             self._text.close()
+        self.state.close()
 
     def attach(self, model: ServedModel) -> None:
         """Gives the service its model. Any thread, once, before or after `start`."""
         model.engine.set_publisher(self._publish)
         self._text = TextWork(model, lambda: self.config.server.max_prompt_bytes)
+        self.live_config = LiveConfig(model.engine, self.state, self._take_config)
         self._model = model
         if self.phase is Phase.CLOSED:
             model.engine.begin_drain()
@@ -103,6 +118,13 @@ class EngineService:
         if self._text is None:
             raise self._not_loaded()
         return self._text
+
+    @property
+    def live(self) -> LiveConfig:
+        """What changes the configuration. Raises Unavailable while the model loads or when it could not be loaded."""
+        if self.live_config is None:
+            raise self._not_loaded()
+        return self.live_config
 
     @property
     def snapshot(self) -> EngineSnapshot | None:
@@ -204,6 +226,19 @@ class EngineService:
             if snapshot.state == "failed":
                 for call in set(self._calls.values()):
                     call.fail(EngineFault("The engine has failed."))
+
+    async def _tick(self) -> None:
+        """Keeps the clock of what live changes wait for; a mistake there is told and does not end it."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                if self.live_config is not None:
+                    await self.live_config.tick()
+            except Exception:
+                log.exception("a tick of the live configuration failed")
+
+    def _take_config(self, config: EngineConfig) -> None:
+        self.config = config
 
     def _not_loaded(self) -> Unavailable:
         if self.load_error is not None:

@@ -4,13 +4,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from runtime.bench import limits, offline, trace
+from runtime.bench import adaptive, limits, offline, sweep, trace
 from runtime.bench.report import console, machine_stamp, print_table, write_json
 from runtime.errors import RuntimeFault
 
 COMMANDS = {
     "offline": (offline, "decode and prefill tokens/s beside this machine's bound"),
     "trace": (trace, "replay a recorded workload: TTFT, ITL, TPOT, goodput, padding, rungs"),
+    "sweep": (
+        sweep,
+        "batch sizes: latency, tokens/s, utilisation, zones; plots and a recommended configuration",
+    ),
+    "adaptive": (adaptive, "static batches, fixed rungs and the controller under a load that swings"),
     "limits": (limits, "rates of memory reads and of matrix products here and now"),
 }
 

@@ -36,6 +36,11 @@ class AdmissionGate:
             self._costs |= costs
             self._tokens = tokens
 
+    def set_limits(self, max_requests: int, max_tokens: int) -> None:
+        """From now on; what is in line stays."""
+        with self._lock:
+            self._max_requests, self._max_tokens = max_requests, max_tokens
+
     def leave(self, request_id: str) -> None:
         """Idempotent."""
         with self._lock:

@@ -5,7 +5,6 @@ left to the loop's thread, so that HTTP can say "loading" meanwhile.
 """
 
 import os
-import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -120,10 +119,10 @@ def load_engine(
         ladder = BucketLadder.from_config(config, max_context)
         page_size = config.kv_cache.page_size
         shape = StepShape(
-            num_slots=config.batch_processing.max_batch_size,
+            num_slots=config.ladder.row_slots or config.batch_processing.max_batch_size,
             page_size=page_size,
             pages_per_row=-(-max_context // page_size),
-            max_prefill_tokens=ladder.prefill[-1].tokens,
+            max_prefill_tokens=max(ladder.prefill[-1].tokens, config.ladder.max_prefill_tokens),
         )
         num_pages = count_pages(config.kv_cache, arch, shape, dtype)
         compiler = StepCompiler(
@@ -150,8 +149,6 @@ def load_engine(
         max_context=max_context,
         enable_prefix_cache=config.kv_cache.enable_prefix_cache,
         limits=engine.limits,
-        max_queued_requests=sys.maxsize,  # the loop's AdmissionGate bounds the line, before a request gets here
-        max_queued_tokens=sys.maxsize,
         eos_token_ids=frozenset(eos_ids),
     )
     return Loaded(engine, scheduler)

@@ -1,8 +1,11 @@
 """What may be asked of the engine's thread. Frozen; imports no JAX."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
+from runtime.config import EngineConfig
+from runtime.engine.change import Applied
 from runtime.request import Request
 
 
@@ -28,8 +31,17 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Configure:
+    """Take over a configuration; the future ends when its live fields hold."""
+
+    config: EngineConfig
+    ordered_s: float  # monotonic
+    done: Future[Applied]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread; what still runs ends with an error event."""
 
 
-type Command = Submit | Abort | Call | Stop
+type Command = Submit | Abort | Call | Configure | Stop

@@ -97,9 +97,33 @@ class Engine:
         self._eos_ids = eos_ids
         self._max_decode_steps = 1
         self._warm: set[Bucket] = set()
+        self._only_decode_rows: int | None = None
 
     def set_max_decode_steps(self, steps: int) -> None:
         self._max_decode_steps = steps
+
+    def restrict_decode(self, rows: int | None) -> None:
+        """Use the decode rung of so many rows and no other, as a server with one fixed batch size would; None: all.
+
+        Raises ValueError when there is no such rung.
+        """
+        if rows is not None and rows not in {b.rows for b in self.ladder.decode}:
+            raise ValueError(
+                f"no decode rung has {rows} rows; there are {[b.rows for b in self.ladder.decode]}"
+            )
+        self._only_decode_rows = rows
+
+    def set_ladder(self, ladder: BucketLadder) -> None:
+        """Replace the ladder between two steps; all its rungs must be warm."""
+        self.ladder = ladder
+        self.keep_rungs(ladder.rungs)
+        if self._only_decode_rows not in {b.rows for b in ladder.decode}:
+            self._only_decode_rows = None
+
+    def keep_rungs(self, buckets: tuple[Bucket, ...]) -> None:
+        """Forget and free every rung but these."""
+        self._warm &= set(buckets)
+        self.compiler.forget_all_but(buckets)
 
     @property
     def num_pages(self) -> int:
@@ -107,24 +131,43 @@ class Engine:
         return self._state.pool.num_pages
 
     @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        return self._state.pool.nbytes // self._state.pool.num_pages
+
+    @property
     def can_serve(self) -> bool:
         """Whether a rung of each phase is ready."""
-        return {b.phase for b in self._warm} == {Phase.PREFILL, Phase.DECODE}
+        return bool(self.usable(Phase.PREFILL) and self.usable(Phase.DECODE))
 
     def adopt_ready_rungs(self) -> bool:
         """Warm up at most one newly compiled rung; True when no rung is left to wait for."""
         is_settled = self.compiler.is_settled  # asked first: a rung may get ready while we look
         for bucket in self.ladder.rungs:
             if bucket not in self._warm and self.compiler.is_ready(bucket):
-                self.warm_up(bucket)
-                self._warm.add(bucket)
+                self.adopt(bucket)
                 return False
         return is_settled
 
+    def adopt(self, bucket: Bucket) -> None:
+        """Warm up a compiled rung, of this ladder or of the next one."""
+        self.warm_up(bucket)
+        self._warm.add(bucket)
+
+    def is_warm(self, bucket: Bucket) -> bool:
+        return bucket in self._warm
+
+    def usable(self, phase: Phase) -> list[Bucket]:
+        """The rungs of the ladder that may be launched now, ascending."""
+        return [b for b in self.ladder.of(phase) if self._is_usable(b)]
+
+    def _is_usable(self, bucket: Bucket) -> bool:
+        is_allowed = bucket.phase is Phase.PREFILL or self._only_decode_rows in (None, bucket.rows)
+        return is_allowed and bucket in self._warm
+
     def limits(self) -> StepLimits:
         """What the ready rungs can take now."""
-        prefill = [b for b in self.ladder.prefill if b in self._warm]
-        decode = [b for b in self.ladder.decode if b in self._warm]
+        prefill, decode = self.usable(Phase.PREFILL), self.usable(Phase.DECODE)
         return StepLimits(
             max_prefill_tokens=prefill[-1].tokens if prefill else 0,
             max_prefill_rows=prefill[-1].rows if prefill else 0,
@@ -136,7 +179,7 @@ class Engine:
         """Start a step. `masks` holds the grammar bit mask of each row in the plan that has one."""
         is_prefill = plan.phase is Phase.PREFILL
         tokens = aligned_tokens(plan, self.shape.page_size) if is_prefill else len(plan.chunks)
-        bucket = self.ladder.pick(plan.phase, tokens, len(plan.chunks), self._warm.__contains__)
+        bucket = self.ladder.pick(plan.phase, tokens, len(plan.chunks), self._is_usable)
         for chunk in plan.chunks:
             if chunk.is_new_row:
                 self._write_row(chunk)

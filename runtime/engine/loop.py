@@ -10,31 +10,34 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
-import numpy as np
-
+from runtime.adaptive.decision import Decision, DecisionLog
 from runtime.config import EngineConfig
 from runtime.engine.admission import AdmissionGate
-from runtime.engine.commands import Abort, Call, Command, Stop, Submit
-from runtime.engine.detokenizer import IncrementalDetokenizer
+from runtime.engine.change import Applied, ConfigChange, LadderChange, LadderState
+from runtime.engine.commands import Abort, Call, Command, Configure, Stop, Submit
 from runtime.engine.engine import CollectedStep, Engine, InFlightStep
 from runtime.engine.grammar import GrammarCompiler
+from runtime.engine.reconfigure import plan_change, with_restart_fields_of
+from runtime.engine.request_streams import RequestStreams
 from runtime.engine.snapshot import take_snapshot
 from runtime.engine.stats import EngineSnapshot, EngineStats
-from runtime.engine.stream import Stream
+from runtime.engine.steering import Steering, estimate_cost
 from runtime.engine.tokenizer import Tokenizer
-from runtime.errors import DeadlineExceeded, RuntimeFault, Unavailable
+from runtime.errors import Unavailable
+from runtime.ladder.batch import aligned_tokens
 from runtime.ladder.late_compiles import monitor
-from runtime.request import FinishReason, Request, TokenEvent
+from runtime.request import Request, TokenEvent
 from runtime.schedule.plan import Phase, StepPlan
-from runtime.schedule.policy import limit_burst
 from runtime.schedule.request_checks import ModelLimits
 from runtime.schedule.scheduler import Scheduler
 
 PIPELINE_DEPTH = 2  # launches in flight: step n+1 starts before step n is read
 SNAPSHOT_PERIOD_S = 0.1
 IDLE_WAIT_S = 0.05
+NO_CHANGE = LadderChange(0, LadderState.STEADY)
 
 log = logging.getLogger(__name__)
 
@@ -60,26 +63,27 @@ class EngineLoop:
         grammars: GrammarCompiler,
         load: Callable[[], Loaded],
     ) -> None:
-        self._config, self._limits, self._tokenizer, self._grammars = config, limits, tokenizer, grammars
+        self._config, self._limits, self._tokenizer = config, limits, tokenizer
         self._load = load
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stats = EngineStats()
+        self._decisions = DecisionLog(config.controller.decisions_kept)
         server = config.server
         self.gate = AdmissionGate(
             server.max_queued_requests, server.max_queued_tokens, lambda: self._snapshot.drain_rate_tokens_s
         )
         self._publish: Publisher = lambda events: None
-        self._streams: dict[str, Stream] = {}
+        self._streams = RequestStreams(tokenizer, grammars, self._stats, self.gate)
         self._in_flight: deque[InFlightStep] = deque()
         self._loaded: Loaded | None = None
+        self._steering: Steering | None = None
         self._state, self._error = "loading", ""
         self._life = threading.Lock()  # held to submit and to end, so that no request falls in between
         self._first_ready, self._all_ready = threading.Event(), threading.Event()
         self._is_draining = False
-        self._decode_step_s = 0.0  # a decode step of late, exponentially averaged
         self._device_free_s = 0.0  # when the device finished what was read last
-        self._snapshot = take_snapshot(self._stats, None, self._state, self._error, self.gate)
         self._snapshot_s = 0.0
+        self._take_snapshot()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # --- called from any thread -------------------------------------------------------------------------------
@@ -128,6 +132,48 @@ class EngineLoop:
         """Run `function` in the engine's thread between two steps."""
         self._commands.put(Call(function))
 
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration in force."""
+        return self._steering.config if self._steering is not None else self._config
+
+    def plan(self, config: EngineConfig) -> ConfigChange:
+        """What `configure` would do; nothing happens. Raises InvalidRequest where it cannot, Unavailable early on."""
+        loaded, steering = self._require_steering()
+        return plan_change(
+            steering.config,
+            config,
+            loaded.engine.ladder,
+            steering.envelope,
+            lambda bucket: estimate_cost(loaded.engine, bucket),
+        )
+
+    def configure(self, config: EngineConfig) -> Future[Applied]:
+        """Take over the `live` fields before the next step and compile missing rungs in the background.
+
+        Fields of kind `restart` are ignored. Raises as `plan` does.
+        """
+        self.plan(config)
+        done: Future[Applied] = Future()
+        with self._life:
+            if self._state != "ready":
+                raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
+            self._commands.put(Configure(config, time.monotonic(), done))
+        return done
+
+    def restrict_rungs(self, decode_rows: int | None) -> None:
+        """Use one decode rung only, as a server with a fixed batch size would; None: all (measurements)."""
+        loaded, _ = self._require_steering()
+        self.call(lambda: loaded.engine.restrict_decode(decode_rows))
+
+    def decisions(self, after: int, limit: int) -> tuple[Decision, ...]:
+        """The controllers' decisions with numbers above `after`, oldest first."""
+        return self._decisions.after(after, limit)
+
+    def decision_counts(self) -> dict[tuple[str, str], int]:
+        """Decisions since the start by (controller, reason)."""
+        return self._decisions.counts
+
     def begin_drain(self) -> None:
         """No new requests from now on; the running ones go on."""
         self._is_draining = True
@@ -140,9 +186,11 @@ class EngineLoop:
     def _run(self) -> None:
         state = "stopped"
         try:
-            self._loaded = self._load()
-            self._loaded.engine.set_max_decode_steps(self._config.ladder.max_decode_steps)
-            self._serve(self._loaded)
+            self._loaded = loaded = self._load()
+            self._steering = Steering(
+                self._config, loaded.engine, loaded.scheduler, self._stats, self.gate, self._decisions
+            )
+            self._serve(loaded, self._steering)
         except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine failed")
             self._error = f"{type(error).__name__}: {str(error)[:500]}"
@@ -156,7 +204,7 @@ class EngineLoop:
         self._all_ready.set()
         self._fail_all("server_is_overloaded", f"the engine is {state}")
 
-    def _serve(self, loaded: Loaded) -> None:
+    def _serve(self, loaded: Loaded, steering: Steering) -> None:
         engine, scheduler = loaded.engine, loaded.scheduler
         is_idle, was_busy = True, False
         while True:
@@ -165,7 +213,8 @@ class EngineLoop:
             self._adopt_rungs(engine)
             if self._state == "loading":
                 continue
-            self._expire(scheduler)
+            steering.turn(time.monotonic())
+            self._publish_some(self._streams.expire(scheduler))
             plan = scheduler.schedule() if len(self._in_flight) < PIPELINE_DEPTH else None
             if plan is not None:
                 self._in_flight.append(self._launch(engine, plan))
@@ -188,17 +237,28 @@ class EngineLoop:
             wait_s = 0.0
             match command:
                 case Submit(requests):
-                    self._add(scheduler, requests)
+                    self._publish_some(self._streams.add(scheduler, requests))
                 case Abort(request_ids):
-                    for request_id in request_ids:
-                        self._forget(scheduler, request_id)
+                    self._streams.forget(scheduler, request_ids)
                 case Call(function):
                     try:
                         function()
                     except Exception:
                         log.exception("a call between two steps failed")
+                case Configure():
+                    self._configure(command)
                 case Stop():
                     return False
+
+    def _configure(self, command: Configure) -> None:
+        _, steering = self._require_steering()
+        try:
+            change = steering.configure(with_restart_fields_of(steering.config, command.config))
+        except Exception as error:
+            command.done.set_exception(error)
+            return
+        self._take_snapshot()
+        command.done.set_result(Applied(self._stats.num_steps, time.monotonic() - command.ordered_s, change))
 
     def _check_integrity(self, scheduler: Scheduler) -> None:
         """Each time the work runs out. A mistake in the books is told, and serving goes on."""
@@ -207,68 +267,9 @@ class EngineLoop:
         except AssertionError:
             log.exception("the scheduler's books do not add up")
 
-    def _add(self, scheduler: Scheduler, requests: tuple[Request, ...]) -> None:
-        events: list[TokenEvent] = []
-        for request in requests:
-            params = request.params
-            try:
-                grammar = self._grammars.compile(params.grammar) if params.grammar else None
-                sequence = scheduler.add(request)
-            except Exception as error:
-                fault = error if isinstance(error, RuntimeFault) else RuntimeFault("the request failed")
-                if fault is not error:
-                    log.exception("a request could not be added")
-                self.gate.leave(request.request_id)
-                self._stats.rejected[fault.code] += 1
-                text = f"{fault.code}: {fault.message}"
-                events.append(TokenEvent(request.request_id, finish_reason=FinishReason.ERROR, error=text))
-                continue
-            detokenizer = IncrementalDetokenizer(
-                self._tokenizer,
-                stop=params.stop,
-                include_stop=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-                min_tokens=params.min_tokens,
-            )
-            self._streams[request.request_id] = Stream(sequence, detokenizer, grammar)
-        if events:
-            self._publish(events)
-
-    def _forget(self, scheduler: Scheduler, request_id: str) -> None:
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            self.gate.leave(request_id)
-            scheduler.abort(request_id)
-            self._on_finish(stream, FinishReason.ABORT)
-
-    def _expire(self, scheduler: Scheduler) -> None:
-        events = []
-        for sequence in scheduler.expire(time.monotonic()):
-            stream = self._streams.pop(sequence.request_id, None)
-            self.gate.leave(sequence.request_id)
-            if stream is not None:
-                self._stats.rejected[DeadlineExceeded.code] += 1
-                waited = time.monotonic() - sequence.request.arrival_s
-                events.append(stream.fail(DeadlineExceeded.code, f"waited {waited:.1f} s in the queue"))
-        if events:
-            self._publish(events)
-
     def _launch(self, engine: Engine, plan: StepPlan) -> InFlightStep:
         start = time.monotonic()
-        masks: dict[int, np.ndarray] = {}
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
-            if sequence.first_scheduled_s is None:
-                sequence.first_scheduled_s = start
-            self.gate.leave(sequence.request_id)
-            stream = self._streams.get(sequence.request_id)
-            if stream is not None and stream.grammar is not None and chunk.samples:
-                try:
-                    masks[chunk.row] = stream.grammar.mask()
-                except Exception:  # one request's trouble is not everybody's
-                    log.exception("no mask for %s", sequence.request_id)
-                    stream.trouble = "the constraint could not be followed"
-        step = engine.launch(plan, masks)
+        step = engine.launch(plan, self._streams.prepare(plan, start))
         self._stats.host_step_s.observe(time.monotonic() - start)
         return step
 
@@ -277,64 +278,28 @@ class EngineLoop:
         collected = engine.collect(step)
         now = time.monotonic()
         self._count(step, collected, now)
-        events: list[TokenEvent] = []
-        logprobs = {
-            c.sequence.request_id: lp for c, lp in zip(step.plan.chunks, collected.logprobs, strict=True)
-        }
-        for request_id, scores in collected.prompt_logprobs.items():
-            if stream := self._streams.get(request_id):
-                stream.add_prompt_scores(scores.first, scores.logprobs)
-        for sequence, tokens in scheduler.collect(step.plan, collected.result):
-            stream = self._streams.get(sequence.request_id)
-            if stream is None:
-                continue
-            stop_ids = sequence.request.params.all_stop_ids(self._tokenizer.eos_ids)
-            try:
-                event = stream.push(
-                    tokens, logprobs.get(sequence.request_id, ()), sequence.finish_reason, stop_ids
-                )
-            except Exception:  # one request's trouble is not everybody's
-                log.exception("the text of %s could not be made", sequence.request_id)
-                event = stream.fail("internal_error", "the text could not be made")
-            stream.observe(len(event.token_ids), now, self._stats)
-            self._stats.generation_tokens += len(event.token_ids)
-            events.append(event)
-            if event.finish_reason is not None:
-                if sequence.finish_reason is None:
-                    scheduler.finish(sequence, event.finish_reason)
-                del self._streams[sequence.request_id]
-                self._on_finish(stream, event.finish_reason)
+        self._publish_some(self._streams.take(scheduler, step.plan, collected, now))
+
+    def _publish_some(self, events: list[TokenEvent]) -> None:
         if events:
             self._publish(events)
 
     def _count(self, step: InFlightStep, collected: CollectedStep, now: float) -> None:
         busy_s = now - max(step.launched_s, self._device_free_s)
         self._device_free_s = now
-        if step.plan.phase is Phase.PREFILL:
+        phase, num_steps = step.plan.phase, max(1, collected.num_steps)
+        if phase is Phase.PREFILL:
             real, computed = step.plan.num_tokens, step.bucket.tokens
+            assert self._loaded is not None
+            size = aligned_tokens(step.plan, self._loaded.engine.shape.page_size)
         else:
             real = sum(map(len, collected.result.token_ids))
-            computed = step.bucket.tokens * collected.num_steps
-            self._limit_burst(busy_s / max(1, collected.num_steps))
-        self._stats.on_step(step.bucket.name, real, computed, busy_s)
+            computed, size = step.bucket.tokens * collected.num_steps, len(step.plan.chunks)
+        self._stats.on_step(step.bucket.name, real, computed, busy_s, num_steps)
+        self._stats.on_demand(phase.value, size, num_steps)
         self._stats.on_experts(collected.expert_tokens)
-
-    def _limit_burst(self, step_s: float) -> None:
-        self._decode_step_s += (step_s - self._decode_step_s) * (0.1 if self._decode_step_s else 1.0)
-        assert self._loaded is not None
-        steps = limit_burst(self._config.ladder.max_decode_steps, self._decode_step_s, self._config.slo.itl)
-        self._loaded.engine.set_max_decode_steps(steps)
-
-    def _on_finish(self, stream: Stream, reason: FinishReason) -> None:
-        sequence = stream.sequence
-        num_prompt, num_generated = len(sequence.request.prompt_ids), len(sequence.output_ids)
-        self._stats.on_finish(reason.value, num_prompt, num_generated)
-        self._stats.prompt_tokens += num_prompt
-        self._stats.cached_prompt_tokens += sequence.num_cached
-        now = time.monotonic()
-        self._stats.e2e_s.observe(now - sequence.request.arrival_s)
-        if stream.first_token_s is not None:
-            self._stats.decode_s.observe(now - stream.first_token_s)
+        if self._steering is not None:
+            self._steering.on_step(phase, busy_s / num_steps)
 
     def _adopt_rungs(self, engine: Engine) -> None:
         if self._all_ready.is_set():
@@ -352,28 +317,27 @@ class EngineLoop:
                 raise Unavailable("no rung could be compiled: " + engine.compiler.first_error)
 
     def _fail_all(self, code: str, message: str) -> None:
-        events = [stream.fail(code, message) for stream in self._streams.values()]
-        for stream in self._streams.values():
-            self.gate.leave(stream.request_id)
-        self._streams.clear()
+        events = self._streams.fail_all(code, message)
         while True:
             try:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(command, Submit):
-                for request in command.requests:
-                    self.gate.leave(request.request_id)
-                    text = f"{code}: {message}"
-                    events.append(
-                        TokenEvent(request.request_id, finish_reason=FinishReason.ERROR, error=text)
-                    )
-        if events:
-            self._publish(events)
+            if isinstance(command, Configure):
+                command.done.set_exception(Unavailable(message))
+            elif isinstance(command, Submit):
+                events += [self._streams.refuse(request, code, message) for request in command.requests]
+        self._publish_some(events)
 
     def _take_snapshot(self) -> None:
-        self._snapshot = take_snapshot(self._stats, self._loaded, self.state, self._error, self.gate)
+        change = self._steering.ladder_change if self._steering is not None else NO_CHANGE
+        self._snapshot = take_snapshot(self._stats, self._loaded, self.state, self._error, self.gate, change)
         self._snapshot_s = time.monotonic()
+
+    def _require_steering(self) -> tuple[Loaded, Steering]:
+        if self._loaded is None or self._steering is None or self._state not in ("ready", "draining"):
+            raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
+        return self._loaded, self._steering
 
     def _wait(self, event: threading.Event, timeout_s: float) -> None:
         if not event.wait(timeout_s):

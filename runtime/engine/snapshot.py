@@ -3,9 +3,11 @@
 from typing import Protocol
 
 from runtime.engine.admission import AdmissionGate
+from runtime.engine.change import LadderChange
 from runtime.engine.engine import Engine
 from runtime.engine.stats import EngineSnapshot, EngineStats, RungCounters, RungSnapshot
 from runtime.ladder.late_compiles import monitor
+from runtime.schedule.policy import SchedulePolicy
 from runtime.schedule.scheduler import Scheduler
 
 
@@ -19,7 +21,12 @@ class LoadedEngine(Protocol):
 
 
 def take_snapshot(
-    stats: EngineStats, loaded: LoadedEngine | None, state: str, error: str, gate: AdmissionGate
+    stats: EngineStats,
+    loaded: LoadedEngine | None,
+    state: str,
+    error: str,
+    gate: AdmissionGate,
+    ladder_change: LadderChange,
 ) -> EngineSnapshot:
     """Called by the engine's thread, or before it starts."""
     scheduler = loaded.scheduler if loaded is not None else None
@@ -59,6 +66,9 @@ def take_snapshot(
         generation_len=stats.generation_len.copy(),
         host_step_s=stats.host_step_s.copy(),
         drain_rate_tokens_s=stats.drain_rate_tokens_s,
+        ladder_change=ladder_change,
+        policy=scheduler.policy if scheduler is not None else SchedulePolicy(),
+        demand={phase: dict(sizes) for phase, sizes in stats.demand.items()},
     )
 
 

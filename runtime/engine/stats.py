@@ -124,7 +124,7 @@ class RungSnapshot:
     hits: int
     real_tokens: int
     computed_tokens: int
-    step_s: float  # median of the last launches, seconds from launch to tokens read
+    step_s: float  # median of the last launches: seconds of one step
     error: str = ""
 
 
@@ -173,7 +173,7 @@ class EngineSnapshot:
 
 @dataclass(slots=True)
 class RungCounters:
-    """What one rung has computed; `step_s` keeps the last launches' times."""
+    """What one rung has computed; `step_s` keeps the seconds of a step in the last launches."""
 
     hits: int = 0
     real_tokens: int = 0
@@ -205,18 +205,26 @@ class EngineStats:
         self.e2e_s, self.queue_s, self.prefill_s, self.decode_s = (Histogram(LONG_BOUNDS_S) for _ in range(4))
         self.prompt_len, self.generation_len = Histogram(TOKEN_BOUNDS), Histogram(TOKEN_BOUNDS)
         self.host_step_s = Histogram(ITL_BOUNDS_S)
+        self.demand: dict[str, Counter[int]] = {"prefill": Counter(), "decode": Counter()}
+        self._lengths: deque[int] = deque(maxlen=512)  # prompt + output of requests that ended of late
         self._drained: deque[tuple[float, int]] = deque(maxlen=512)
 
-    def on_step(self, rung: str, real_tokens: int, computed_tokens: int, step_s: float) -> None:
-        """A launch was read: positions asked for, positions computed, seconds that the device was at it."""
+    def on_step(
+        self, rung: str, real_tokens: int, computed_tokens: int, launch_s: float, num_steps: int = 1
+    ) -> None:
+        """A launch of `num_steps` steps was read: positions asked for, computed, seconds that the device was at it."""
         counters = self.rungs.setdefault(rung, RungCounters())
         counters.hits += 1
         counters.real_tokens += real_tokens
         counters.computed_tokens += computed_tokens
-        counters.step_s.append(step_s)
-        self.busy_s += step_s
+        counters.step_s.append(launch_s / max(1, num_steps))
+        self.busy_s += launch_s
         self.num_steps += 1
         self.last_step_s = self._clock()
+
+    def on_demand(self, phase: str, size: int, num_steps: int) -> None:
+        """Positions that steps asked for: pages filled in prefill, rows in decode."""
+        self.demand[phase][size] += num_steps
 
     def on_experts(self, tokens: np.ndarray) -> None:
         """Tokens of one launch by layer and expert, [L, E]."""
@@ -227,7 +235,13 @@ class EngineStats:
         self.finished[reason] += 1
         self.prompt_len.observe(num_prompt)
         self.generation_len.observe(num_generated)
+        self._lengths.append(num_prompt + num_generated)
         self._drained.append((self._clock(), num_prompt + num_generated))
+
+    def expected_len(self, quantile: float) -> float | None:
+        """Quantile of the tokens that requests of late occupied in the end."""
+        lengths = sorted(self._lengths)
+        return float(lengths[int(quantile * (len(lengths) - 1))]) if lengths else None
 
     @property
     def drain_rate_tokens_s(self) -> float:

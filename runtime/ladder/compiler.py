@@ -85,9 +85,13 @@ class StepCompiler:
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="compile")
         self._lock = threading.Lock()
         self._steps: dict[str, CompiledStep] = {}
+        self._futures: dict[str, Future[CompiledStep]] = {}
 
     def compile(self, buckets: Iterable[Bucket]) -> list[Future[CompiledStep]]:
-        """Queue the helpers that every launch needs, then the rungs in the given order with their samplers."""
+        """Queue the helpers that every launch needs, then the rungs in the given order with their samplers.
+
+        What is ready or compiling is not queued again; what failed is tried once more.
+        """
         jobs: list[tuple[str, Callable[[], Any]]] = self._common_jobs()
         for bucket in buckets:
             jobs.append((bucket.name, partial(self._lower_rung, bucket)))
@@ -98,12 +102,33 @@ class StepCompiler:
     def step(self, name: str) -> CompiledStep:
         return self._steps.get(name) or CompiledStep(name, RungState.ABSENT)
 
+    def names_of(self, bucket: Bucket) -> tuple[str, ...]:
+        """The executables that a rung needs: itself, its sampler and the row writes."""
+        sampler = (sampler_name(bucket.rows),) if bucket.phase is Phase.PREFILL else ()
+        return (bucket.name, *sampler, *_COMMON_STEPS)
+
     def is_ready(self, bucket: Bucket) -> bool:
-        """Whether the rung can be launched, its sampler and the row writes included."""
-        names = [bucket.name, *_COMMON_STEPS]
-        if bucket.phase is Phase.PREFILL:
-            names.append(sampler_name(bucket.rows))
-        return all(self.step(n).state is RungState.READY for n in names)
+        """Whether the rung can be launched."""
+        return all(self.step(n).state is RungState.READY for n in self.names_of(bucket))
+
+    def forget_all_but(self, buckets: Iterable[Bucket]) -> None:
+        """Free the executables that none of the rungs needs, and start none of their compiles that still wait.
+
+        A compile that runs cannot be stopped: it ends in its thread and is forgotten by a later call.
+        """
+        wanted = {name for bucket in buckets for name in self.names_of(bucket)}
+        with self._lock:
+            for name in [n for n in self._steps if n not in wanted]:
+                future = self._futures.get(name)
+                if future is None or future.done() or future.cancel():
+                    del self._steps[name]
+                    self._futures.pop(name, None)
+
+    @property
+    def steps(self) -> tuple[CompiledStep, ...]:
+        """Everything in the table."""
+        with self._lock:
+            return tuple(self._steps.values())
 
     @property
     def is_settled(self) -> bool:
@@ -137,7 +162,10 @@ class StepCompiler:
             return True
 
     def _submit(self, name: str, lower: Callable[[], Any]) -> Future[CompiledStep]:
-        return self._pool.submit(self._compile_one, name, lower)
+        future = self._pool.submit(self._compile_one, name, lower)
+        with self._lock:
+            self._futures[name] = future
+        return future
 
     def _compile_one(self, name: str, lower: Callable[[], Any]) -> CompiledStep:
         start = time.monotonic()

@@ -27,8 +27,10 @@ class BucketLadder:
                 raise ValueError(f"{phase} rungs must be sorted and distinct: {[b.name for b in rungs]}")
 
     @classmethod
-    def from_config(cls, config: EngineConfig, max_context: int) -> Self:
+    def from_config(cls, config: EngineConfig, max_context: int, row_slots: int | None = None) -> Self:
         """The ladder that the configuration asks for, by explicit lists or by rule.
+
+        `row_slots`: rows that the device has room for, where that is settled already.
 
         Alignment: prefill sizes are rounded up to whole pages. No rung is larger than what can be used.
         """
@@ -39,7 +41,8 @@ class BucketLadder:
         rows = config.ladder.decode_rows or default_decode_rows(max_rows)
         aligned = sorted({_round_up(size, page) for size in sizes})
         # A prefill rung never needs more rows than there are row slots.
-        chunk_rows = min(config.ladder.max_prefill_rows, max_rows)
+        slots = row_slots or config.ladder.row_slots or max_rows
+        chunk_rows = min(config.ladder.max_prefill_rows, slots)
         prefill = tuple(prefill_bucket(t, page, chunk_rows) for t in aligned)
         return cls(prefill, tuple(decode_bucket(r) for r in sorted(set(rows))))
 

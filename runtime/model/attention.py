@@ -4,6 +4,7 @@ Cost follows the real context, not the width of the page table: the loop's bound
 in float32 while the blocks pass, so no [queries, context] matrix exists.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -15,7 +16,10 @@ from runtime.model.batch import PrefillBatch
 from runtime.model.layers import rms_norm, rotate
 from runtime.model.params import AttentionParams
 
-KV_BLOCK_TOKENS = 128  # keys gathered in one turn of the loop, at least one page
+KV_BLOCK_TOKENS = 128  # keys of a row gathered in one turn of the loop, at least one page
+# Elements of keys in a turn from which half the block costs no more per key, on CPU: then less is read past the end of
+# each row. Below it, starting a turn costs more than that saves.
+LARGE_TURN = 2**20
 QUERY_BLOCK_TOKENS = 64  # prompt tokens of one row that share a pass over the keys
 NEVER = jnp.iinfo(jnp.int32).max
 LOW_SCORE = -1e30  # finite: minus infinity would give NaN where a block holds no key for a query
@@ -115,7 +119,7 @@ def _attend_blocks(
     """Query n of row b, at positions[b, n], over keys [0, kv_len[b]) that are not after it nor outside the window."""
     num_rows, num_table_pages = page_table.shape
     page_size, head_dim = pages.shape[3], pages.shape[4]
-    block_pages = min(max(1, KV_BLOCK_TOKENS // page_size), num_table_pages)
+    block_pages = min(max(1, _keys_a_turn(num_rows, pages) // page_size), num_table_pages)
     block_tokens = block_pages * page_size
     # A slice past the end would be moved back, over keys that were already seen.
     table = jnp.pad(page_table, ((0, 0), (0, -num_table_pages % block_pages)))
@@ -149,3 +153,10 @@ def _attend_blocks(
     empty = jnp.full(q.shape[:-1], LOW_SCORE), jnp.zeros(q.shape[:-1]), jnp.zeros(q.shape)
     _, total, mixed = lax.fori_loop(first, last, step, empty)
     return mixed / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]
+
+
+def _keys_a_turn(num_rows: int, pages: Float[Array, "N 2 K S Dh"]) -> int:
+    """How many keys of each row one turn of the loop takes."""
+    elements = num_rows * KV_BLOCK_TOKENS * pages.shape[2] * pages.shape[4]
+    is_large = jax.default_backend() == "cpu" and elements >= LARGE_TURN
+    return KV_BLOCK_TOKENS // 2 if is_large else KV_BLOCK_TOKENS

@@ -41,6 +41,15 @@ def choose_phase(
     return Phase.DECODE if can_decode else None
 
 
+def is_held(policy: SchedulePolicy, *, is_full: bool, longest_wait_s: float) -> bool:
+    """Whether a prefill of new requests waits for more to join it while other rows decode.
+
+    Each prefill step stalls the rows that decode, so two requests in one step stall them once; but a request does
+    not wait beyond the window, nor when its promise is near.
+    """
+    return not is_full and longest_wait_s < min(policy.batch_window_s, policy.urgent_wait_s)
+
+
 def choose_decode_steps(policy: SchedulePolicy, remaining: Sequence[int], max_steps: int) -> int:
     """Steps of one decode launch, given how many tokens each of its rows may still produce (all >= 1).
 

@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.errors import InvalidRequest, QueueFull
+from runtime.errors import InvalidRequest
 from runtime.request import FinishReason, Request
 from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
-from runtime.schedule.policy import SchedulePolicy, choose_decode_steps, choose_phase
+from runtime.schedule.policy import SchedulePolicy, choose_decode_steps, choose_phase, is_held
 from runtime.schedule.request_checks import check_length
 from runtime.schedule.sequence import Sequence, SequenceStatus
 from runtime.schedule.sequence_pages import SequencePages
-from runtime.schedule.waiting_line import WaitingLine, line_order
+from runtime.schedule.waiting_line import WaitingLine, alike_first, line_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Scheduler:
     """Continuous batching with chunked prefill and preemption. Owned by the engine's thread.
 
     `limits` is asked at each step. Stop ids of a request are its `stop_token_ids`, and `eos_token_ids` unless it
-    ignores them; the device must use the same.
+    ignores them; the device must use the same. The line is unbounded here: the AdmissionGate bounds it.
     """
 
     def __init__(
@@ -51,8 +51,6 @@ class Scheduler:
         max_context: int,
         enable_prefix_cache: bool,
         limits: Callable[[], StepLimits],
-        max_queued_requests: int,
-        max_queued_tokens: int,
         clock: Callable[[], float] = time.monotonic,
         eos_token_ids: frozenset[int] = frozenset(),
         policy: SchedulePolicy | None = None,
@@ -60,8 +58,6 @@ class Scheduler:
         self.page_size = page_size
         self.num_rows = num_rows
         self.max_context = max_context
-        self.max_queued_requests = max_queued_requests  # live
-        self.max_queued_tokens = max_queued_tokens  # live
         self.policy = policy or SchedulePolicy()  # live
         self.num_preemptions = 0
         self.prefix_queries = 0  # tokens looked up
@@ -74,7 +70,6 @@ class Scheduler:
         self._waiting = WaitingLine()
         self._running: dict[str, Sequence] = {}  # by request id; the row that decoded longest ago comes first
         self._free_rows = list(range(num_rows))  # a heap: low rows first
-        self._max_running = num_rows
         self._in_flight: deque[StepPlan] = deque()
         self._num_added = 0
         self._prefills_in_a_row = 0
@@ -86,11 +81,6 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Prompt + allowed output tokens of the waiting line."""
-        return self._waiting.num_tokens
 
     @property
     def num_in_flight(self) -> int:
@@ -113,9 +103,10 @@ class Scheduler:
         """The waiting or running sequence of a request."""
         return self._sequences.get(request_id)
 
-    def set_max_running(self, num: int) -> None:
-        """Live limit of running sequences; those above it finish, none is preempted for it."""
-        self._max_running = min(max(1, num), self.num_rows)
+    @property
+    def oldest_arrival_s(self) -> float | None:
+        """When the oldest request in line arrived that has never run."""
+        return self._waiting.oldest_arrival_s
 
     def set_prefix_cache(self, enabled: bool) -> None:
         """Switch prefix sharing; off forgets what is cached."""
@@ -126,19 +117,12 @@ class Scheduler:
         self._pages.prefix_cache.clear()
 
     def add(self, request: Request) -> Sequence:
-        """Put a request in line. Raises ContextTooLong, InvalidRequest or QueueFull, and then keeps nothing."""
+        """Put a request in line. Raises ContextTooLong or InvalidRequest, and then keeps nothing."""
         if request.request_id in self._sequences:
             raise InvalidRequest(f"request id {request.request_id} is in use", param="request_id")
         check_length(request, self.max_context)
         sequence = Sequence(request, number=self._num_added)
         self._pages.check_fits(sequence)
-        if self.num_waiting >= self.max_queued_requests:
-            raise QueueFull(f"{self.num_waiting} requests wait, the limit is {self.max_queued_requests}")
-        if self._waiting and self.waiting_tokens + sequence.max_len > self.max_queued_tokens:
-            raise QueueFull(
-                f"{self.waiting_tokens} tokens wait and the request adds {sequence.max_len},"
-                f" the limit is {self.max_queued_tokens}"
-            )
         self._num_added += 1
         self._sequences[request.request_id] = sequence
         self._waiting.add(sequence)
@@ -181,6 +165,9 @@ class Scheduler:
         limits = self._limits()
         shares = self._decide_prefill(limits)
         rows = self._decodable(limits)
+        is_prefill_near = bool(shares)
+        if rows and self._is_held(shares, limits):
+            shares = []
         phase = choose_phase(
             self.policy,
             can_prefill=bool(shares),
@@ -193,7 +180,7 @@ class Scheduler:
             plan = self._plan_prefill(shares)
         elif phase is Phase.DECODE:
             self._prefills_in_a_row = 0
-            plan = self._make_room_and_plan_decode(limits, is_prefill_ready=bool(shares))
+            plan = self._make_room_and_plan_decode(limits, is_prefill_near=is_prefill_near)
             if plan is None and not self._has_pending() and (shares := self._decide_prefill(limits)):
                 plan = self._plan_prefill(shares)
         if plan is not None:
@@ -240,6 +227,8 @@ class Scheduler:
         that page is launched; its row and pages are set aside, so that nobody who passes it can keep it waiting.
         """
         budget = limits.max_prefill_tokens // self.page_size  # in pages, as chunks are aligned to pages
+        max_shares = min(limits.max_prefill_rows, self.policy.micro_batch_size)
+        max_running = min(max(1, self.policy.batch_size), self.num_rows)
         shares: list[_Share] = []
         to_compute: set[bytes] = set()
 
@@ -252,13 +241,13 @@ class Scheduler:
         for sequence in self._running.values():
             if sequence.is_prefilling:
                 to_compute.update(self._pages.names_to_compute(sequence))
-                if budget > 0 and len(shares) < limits.max_prefill_rows:
+                if budget > 0 and len(shares) < max_shares:
                     add_share(sequence, sequence.num_scheduled, sequence.prefill_end, None)
 
         num_running = self.num_running
         num_free = self._pages.num_free
-        for sequence in self._waiting:
-            if budget <= 0 or len(shares) >= limits.max_prefill_rows or num_running >= self._max_running:
+        for sequence in alike_first(self._waiting, self.policy):
+            if budget <= 0 or len(shares) >= max_shares or num_running >= max_running:
                 break
             cached, next_name = self._pages.match(sequence)
             num_free -= self._pages.admission_cost(sequence, cached)
@@ -270,6 +259,19 @@ class Scheduler:
             to_compute.update(sequence.page_hashes[len(cached) :])
             add_share(sequence, len(cached) * self.page_size, sequence.prefill_len, cached)
         return shares
+
+    def _is_held(self, shares: list[_Share], limits: StepLimits) -> bool:
+        """Whether a prefill waits for company: all of it is new, more would fit, and nobody has waited for long."""
+        if any(s.cached is None or s.sequence.first_scheduled_s is not None for s in shares):
+            return False
+        is_full = (
+            len(shares) >= min(limits.max_prefill_rows, self.policy.micro_batch_size)
+            or sum(s.end - s.start for s in shares) >= limits.max_prefill_tokens
+            or len(shares) < len(self._waiting)  # for the others there is no row or page: nothing to wait for
+            or self.num_running + len(shares) >= min(self.policy.batch_size, self.num_rows)
+        )
+        waits = [self._clock() - s.sequence.request.arrival_s for s in shares]
+        return is_held(self.policy, is_full=is_full, longest_wait_s=max(waits, default=0.0))
 
     def _plan_prefill(self, shares: list[_Share]) -> StepPlan:
         for share in shares:
@@ -311,7 +313,7 @@ class Scheduler:
         ready = (s for s in self._running.values() if not s.is_prefilling and s.remaining > 0)
         return [s for s in ready if not _needs_host(s)][: limits.max_decode_rows]
 
-    def _make_room_and_plan_decode(self, limits: StepLimits, *, is_prefill_ready: bool) -> StepPlan | None:
+    def _make_room_and_plan_decode(self, limits: StepLimits, *, is_prefill_near: bool) -> StepPlan | None:
         """Decode with the most steps whose pages are free, preempting where not even one step's are.
 
         Before anyone is preempted everything in flight is collected: some rows may have ended and given pages back,
@@ -319,7 +321,7 @@ class Scheduler:
         and fits, so this ends.
         """
         while rows := self._decodable(limits):
-            steps = self._decode_steps(rows, limits, is_prefill_ready=is_prefill_ready)
+            steps = self._decode_steps(rows, limits, is_prefill_near=is_prefill_near)
             while steps > 0 and self._num_missing(rows, steps) > self._pages.num_free:
                 steps -= 1
             if steps > 0:
@@ -329,11 +331,11 @@ class Scheduler:
             self._preempt(self._cheapest_to_preempt())
         return None
 
-    def _decode_steps(self, rows: list[Sequence], limits: StepLimits, *, is_prefill_ready: bool) -> int:
+    def _decode_steps(self, rows: list[Sequence], limits: StepLimits, *, is_prefill_near: bool) -> int:
         if any(s.request.params.grammar is not None for s in rows):
             return 1  # the mask of the next token depends on this one
         max_steps = limits.max_decode_steps
-        if is_prefill_ready or any(_needs_host(s) for s in self._running.values()):
+        if is_prefill_near or any(_needs_host(s) for s in self._running.values()):
             max_steps = min(max_steps, self.policy.steps_while_waiting)
         elif self._waiting:
             # The line moves when a row ends: read the tokens when the first row may have ended.

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from control_plane.app import create_app
+from control_plane.config_state import open_state
 from control_plane.drain import DrainingServer, uvicorn_config
 from control_plane.service import EngineService
 from runtime.config import EngineConfig, parse_config
@@ -54,8 +55,7 @@ def running(
     engine: FakeEngine, config: EngineConfig | None = None, stall_s: float = 30.0
 ) -> Iterator[Running]:
     """Serves `engine` from a thread until the block ends."""
-    service = EngineService(config or make_config(), stall_s=stall_s)
-    service.attach(served(engine))
+    service = attached(engine, config or make_config(), stall_s)
     server = DrainingServer(uvicorn_config(create_app(service), service), service)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -83,21 +83,32 @@ async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
         yield found
 
 
-def in_process(engine: FakeEngine, config: EngineConfig | None = None) -> "_InProcess":
-    return _InProcess(engine, config or make_config())
+def attached(engine: FakeEngine, config: EngineConfig, stall_s: float = 30.0) -> EngineService:
+    """A service over the engine, which starts with what the service's state says."""
+    state = open_state(config)
+    service = EngineService(state.config, stall_s=stall_s, state=state)
+    engine.configuration.start_with(state.config)
+    service.attach(served(engine))
+    return service
+
+
+def in_process(
+    engine: FakeEngine, config: EngineConfig | None = None, base_url: str = "http://test"
+) -> "_InProcess":
+    return _InProcess(engine, config or make_config(), base_url)
 
 
 class _InProcess:
-    def __init__(self, engine: FakeEngine, config: EngineConfig) -> None:
-        self.service = EngineService(config)
-        self.service.attach(served(engine))
+    def __init__(self, engine: FakeEngine, config: EngineConfig, base_url: str) -> None:
+        self._base_url = base_url
+        self.service = attached(engine, config)
 
     async def __aenter__(self) -> httpx.AsyncClient:
         app = create_app(self.service)
         self._lifespan = app.router.lifespan_context(app)
         await self._lifespan.__aenter__()
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=10)
+        self._client = httpx.AsyncClient(transport=transport, base_url=self._base_url, timeout=10)
         return self._client
 
     async def __aexit__(self, *_: object) -> None:

@@ -7,15 +7,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import orjson
 
 from control_plane.engine_handle import ServedModel
+from runtime.adaptive.decision import Decision
+from runtime.config import EngineConfig
+from runtime.engine.change import Applied, ConfigChange
 from runtime.engine.stats import ITL_BOUNDS_S, EngineSnapshot, Histogram, RungSnapshot
 from runtime.errors import InvalidRequest, QueueFull, Unavailable
 from runtime.request import FinishReason, GrammarSpec, Request, SamplingParams, TokenEvent, TokenLogprob
+from tests.control_plane.fake_config import FakeConfiguration
 
 EOS_ID = 256
 VOCAB_SIZE = 257
@@ -94,6 +99,9 @@ class FakeEngine:
         self.submitted: list[Request] = []
         self.num_steps = 0
         self.finished: Counter[str] = Counter()
+        self.configuration = FakeConfiguration()
+        self.histograms: dict[str, Histogram] = {}  # by name in the snapshot; those left out are empty
+        self.generation_tokens = 0
         self._lock = threading.Condition()
         self._rows: list[_Row] = []
         self._queue: list[_Row] = []
@@ -127,6 +135,22 @@ class FakeEngine:
     def set_publisher(self, publish: Callable[[list[TokenEvent]], None]) -> None:
         self._publish = publish
 
+    @property
+    def config(self) -> EngineConfig:
+        return self.configuration.config
+
+    def plan(self, config: EngineConfig) -> ConfigChange:
+        return self.configuration.plan(config)
+
+    def configure(self, config: EngineConfig) -> Future[Applied]:
+        return self.configuration.configure(config, self.state, self.num_steps)
+
+    def decisions(self, after: int, limit: int) -> tuple[Decision, ...]:
+        return self.configuration.decisions.after(after, limit)
+
+    def decision_counts(self) -> dict[tuple[str, str], int]:
+        return self.configuration.decisions.counts
+
     def begin_drain(self) -> None:
         self._is_draining = True
 
@@ -149,8 +173,11 @@ class FakeEngine:
             "state": self.state, "error": "", "num_steps": self.num_steps, "num_running": len(self._rows),
             "num_waiting": len(self._queue), "waiting_tokens": waiting, "num_pages": 100, "page_size": 16,
             "used_pages": len(self._rows), "finished": dict(self.finished), "rejected": {"rate_limit_exceeded": 2},
-            "rungs": (_RUNG,), "expert_tokens": ((3, 1), (2, 2)), "drain_rate_tokens_s": 1000.0,
+            "rungs": (_RUNG,), "expert_tokens": ((3, 1), (2, 2)), "drain_rate_tokens_s": 1000.0, "demand": {},
+            "ladder_change": self.configuration.ladder_change, "policy": self.configuration.policy,
+            "generation_tokens": self.generation_tokens,
         }  # fmt: skip
+        facts |= {name: histogram.copy() for name, histogram in self.histograms.items()}
         rest = {
             f.name: Histogram(ITL_BOUNDS_S) if f.type in (Histogram, "Histogram") else 0
             for f in fields(EngineSnapshot)

@@ -9,9 +9,11 @@ from runtime.bench.client import EngineClient
 from runtime.bench.roofline import ModelShape
 from runtime.bench.running import RunningEngine
 from runtime.config import parse_config
+from runtime.engine.change import LadderChange, LadderState
 from runtime.engine.stats import EngineSnapshot, Histogram, RungSnapshot
 from runtime.errors import QueueFull
 from runtime.request import FinishReason, Request, TokenEvent
+from runtime.schedule.policy import SchedulePolicy
 
 SHAPE = ModelShape(
     vocab_size=1000, max_context=256, num_layers=2, num_experts=8, num_experts_per_tok=2, attention=400, router=80,
@@ -138,4 +140,5 @@ EMPTY = EngineSnapshot(
     cached_prompt_tokens=0, prefix_queries=0, prefix_hits=0, num_preemptions=0, finished={}, rejected={},
     late_compiles=0, rungs=(), expert_tokens=(), ttft_s=_NONE, itl_s=_NONE, e2e_s=_NONE, queue_s=_NONE,
     prefill_s=_NONE, decode_s=_NONE, prompt_len=_NONE, generation_len=_NONE, host_step_s=_NONE, drain_rate_tokens_s=0.0,
+    ladder_change=LadderChange(0, LadderState.STEADY), policy=SchedulePolicy(), demand={},
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.errors import ContextTooLong, InvalidRequest, QueueFull
+from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.request import FinishReason, GrammarSpec, Request, SamplingParams
 from runtime.schedule.plan import Phase, StepLimits, StepPlan, StepResult
 from runtime.schedule.policy import SchedulePolicy
@@ -20,8 +20,6 @@ def make_scheduler(limits: StepLimits = LIMITS, **changes) -> Scheduler:
         "num_rows": 4,
         "max_context": 64,
         "enable_prefix_cache": False,
-        "max_queued_requests": 100,
-        "max_queued_tokens": 10_000,
         "clock": lambda: 7.0,
         "eos_token_ids": frozenset({EOS}),
     }
@@ -32,7 +30,8 @@ def add(scheduler: Scheduler, name: str, prompt_len: int, max_tokens: int = 8, *
     """A request whose prompt shares nothing with that of another name."""
     prompt = tuple(ord(name[0]) * 100 + i for i in range(prompt_len))
     of_request = {
-        k: changes.pop(k) for k in changes.keys() & {"priority", "deadline_s", "cache_salt", "prompt_ids"}
+        k: changes.pop(k)
+        for k in changes.keys() & {"priority", "deadline_s", "cache_salt", "prompt_ids", "arrival_s"}
     }
     params = SamplingParams(max_tokens=max_tokens, **changes)
     return scheduler.add(Request(**{"request_id": name, "prompt_ids": prompt, "params": params} | of_request))
@@ -73,7 +72,7 @@ def shape(plan: StepPlan) -> list[tuple[str, int, int]]:
 def test_one_request_from_line_to_end():
     scheduler = make_scheduler()
     a = add(scheduler, "a", prompt_len=6, max_tokens=4)
-    assert (scheduler.num_waiting, scheduler.waiting_tokens, scheduler.is_idle) == (1, 10, False)
+    assert (scheduler.num_waiting, scheduler.is_idle) == (1, False)
     prefill = launch(scheduler)
     (chunk,) = prefill.chunks
     assert (prefill.phase, prefill.num_steps, prefill.num_tokens) == (Phase.PREFILL, 1, 6)
@@ -135,15 +134,15 @@ def test_a_budget_that_is_not_whole_pages_is_rounded_down():
     assert shape(launch(scheduler)) == [("a", 0, 8)]
 
 
-def test_max_running_is_live():
+def test_batch_size_is_live():
     scheduler = make_scheduler()
-    scheduler.set_max_running(1)
+    scheduler.policy = SchedulePolicy(batch_size=1)
     add(scheduler, "a", prompt_len=2)
     add(scheduler, "b", prompt_len=2)
     assert shape(run(scheduler)) == [("a", 0, 2)]
-    scheduler.set_max_running(2)
+    scheduler.policy = SchedulePolicy(batch_size=2)
     assert shape(run(scheduler)) == [("b", 0, 2)]
-    scheduler.set_max_running(0)  # at least one always runs
+    scheduler.policy = SchedulePolicy(batch_size=0)  # at least one always runs
     scheduler.abort("a")
     scheduler.abort("b")
     add(scheduler, "c", prompt_len=2)
@@ -477,17 +476,6 @@ def test_add_refuses_what_can_never_be_served():
     assert scheduler.num_waiting == 1
 
 
-def test_add_refuses_when_the_line_is_full():
-    scheduler = make_scheduler(max_queued_requests=2, max_queued_tokens=30)
-    add(scheduler, "a", prompt_len=30, max_tokens=4)  # alone in line, it may be longer than the limit
-    with pytest.raises(QueueFull, match="34 tokens wait and the request adds 2, the limit is 30"):
-        add(scheduler, "b", prompt_len=1, max_tokens=1)
-    scheduler.max_queued_tokens = 100
-    add(scheduler, "b", prompt_len=1, max_tokens=1)
-    with pytest.raises(QueueFull, match="2 requests wait, the limit is 2"):
-        add(scheduler, "c", prompt_len=1, max_tokens=1)
-
-
 def test_collect_refuses_a_plan_out_of_turn():
     scheduler = make_scheduler()
     add(scheduler, "a", prompt_len=20)
@@ -504,3 +492,56 @@ def test_priority_goes_before_arrival():
     add(scheduler, "a", prompt_len=2, priority=1)
     add(scheduler, "b", prompt_len=2)
     assert shape(launch(scheduler)) == [("b", 0, 2)]
+
+
+def test_micro_batch_size_bounds_the_requests_of_one_prefill():
+    scheduler = make_scheduler(policy=SchedulePolicy(micro_batch_size=2))
+    for name in "abc":
+        add(scheduler, name, prompt_len=2)
+    assert shape(run(scheduler)) == [("a", 0, 2), ("b", 0, 2)]
+    assert shape(run(scheduler)) == [("c", 0, 2)]
+
+
+def decoding_scheduler(**policy) -> tuple[Scheduler, list[float]]:
+    """One row that decodes; the clock is a list of one number."""
+    now = [100.0]
+    scheduler = make_scheduler(clock=lambda: now[0], policy=SchedulePolicy(**policy))
+    add(scheduler, "running", prompt_len=2, max_tokens=40)
+    run(scheduler)
+    return scheduler, now
+
+
+def test_a_new_request_waits_for_company_within_the_window_while_others_decode():
+    scheduler, now = decoding_scheduler(batch_window_s=0.05)
+    add(scheduler, "a", prompt_len=2, arrival_s=100.0)
+    assert run(scheduler).phase is Phase.DECODE
+    now[0] = 100.04
+    add(scheduler, "b", prompt_len=2, arrival_s=100.04)
+    assert run(scheduler).phase is Phase.DECODE
+    now[0] = 100.06
+    assert shape(run(scheduler)) == [("a", 0, 2), ("b", 0, 2)]
+
+
+def test_nobody_is_held_when_nothing_decodes_or_the_promise_is_near_or_the_batch_is_full():
+    idle = make_scheduler(clock=lambda: 100.0, policy=SchedulePolicy(batch_window_s=9.0))
+    add(idle, "a", prompt_len=2, arrival_s=100.0)
+    assert run(idle).phase is Phase.PREFILL
+    urgent, now = decoding_scheduler(batch_window_s=9.0, urgent_wait_s=0.5)
+    add(urgent, "a", prompt_len=2, arrival_s=100.0)
+    assert run(urgent).phase is Phase.DECODE
+    now[0] = 100.6
+    assert run(urgent).phase is Phase.PREFILL
+    full, _ = decoding_scheduler(batch_window_s=9.0, micro_batch_size=2)
+    add(full, "a", prompt_len=2, arrival_s=100.0)
+    assert run(full).phase is Phase.DECODE
+    add(full, "b", prompt_len=2, arrival_s=100.0)
+    assert run(full).phase is Phase.PREFILL
+
+
+def test_like_lengths_go_together_within_the_window_and_the_first_stays_first():
+    policy = SchedulePolicy(batch_window_s=1.0, length_multiple=4, micro_batch_size=2)
+    scheduler = make_scheduler(clock=lambda: 100.0, policy=policy)
+    for name, length, arrival_s in (("a", 3, 99.0), ("long", 12, 99.1), ("b", 4, 99.2), ("late", 3, 100.5)):
+        add(scheduler, name, prompt_len=length, arrival_s=arrival_s)
+    assert shape(run(scheduler)) == [("a", 0, 3), ("b", 0, 4)]
+    assert shape(run(scheduler)) == [("long", 0, 12), ("late", 0, 3)]

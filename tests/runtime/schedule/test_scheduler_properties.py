@@ -151,8 +151,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_context=(num_pages - 1) * page_size,
             enable_prefix_cache=has_cache,
             limits=lambda: self.limits,
-            max_queued_requests=12,
-            max_queued_tokens=600,
             clock=lambda: self.now,
             eos_token_ids=frozenset({STOP_ID}),
         )
@@ -297,10 +295,25 @@ class SchedulerMachine(RuleBasedStateMachine):
     def change_limits(self, tokens: int, rows: int, decode_rows: int, steps: int) -> None:
         self.limits = StepLimits(tokens, rows, decode_rows, steps)
 
-    @rule(num=st.integers(1, 5), in_a_row=st.integers(1, 3), spare=st.integers(0, 2))
-    def change_policy(self, num: int, in_a_row: int, spare: int) -> None:
-        self.scheduler.set_max_running(num)
-        self.scheduler.policy = SchedulePolicy(max_prefills_in_a_row=in_a_row, spare_pages_per_row=spare)
+    @rule(
+        num=st.integers(1, 5),
+        micro=st.integers(1, 3),
+        in_a_row=st.integers(1, 3),
+        spare=st.integers(0, 2),
+        window=st.sampled_from([0.0, 2.0]),
+        multiple=st.sampled_from([0, 8]),
+    )
+    def change_policy(
+        self, num: int, micro: int, in_a_row: int, spare: int, window: float, multiple: int
+    ) -> None:
+        self.scheduler.policy = SchedulePolicy(
+            max_prefills_in_a_row=in_a_row,
+            spare_pages_per_row=spare,
+            batch_size=num,
+            micro_batch_size=micro,
+            batch_window_s=window,
+            length_multiple=multiple,
+        )
 
     @rule(enabled=st.sampled_from([True, True, False]))
     def switch_prefix_cache(self, enabled: bool) -> None:

@@ -1,0 +1,137 @@
+"""Steering: what moves the engine's numbers between two steps. Owned by the engine's thread.
+
+Holds the configuration in force, the controllers, and the ladder's change. Each turn costs microseconds: the
+controllers look at the engine only when one of their windows has passed.
+"""
+
+import time
+from collections.abc import Callable
+
+from runtime.adaptive.controller import Controller
+from runtime.adaptive.decision import DecisionLog
+from runtime.adaptive.observation import Observation
+from runtime.config import EngineConfig
+from runtime.engine.admission import AdmissionGate
+from runtime.engine.change import LadderChange
+from runtime.engine.engine import Engine
+from runtime.engine.ladder_swap import LadderSwap
+from runtime.engine.reconfigure import Envelope, RungCost, fitting_ladder
+from runtime.engine.stats import EngineStats
+from runtime.ladder.bucket import Bucket
+from runtime.schedule.plan import Phase
+from runtime.schedule.policy import limit_burst
+from runtime.schedule.scheduler import Scheduler
+
+SMOOTHING = 0.1  # weight of the newest step time; about the last twenty count
+
+
+class Steering:
+    """Moves what may move, between two steps."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        engine: Engine,
+        scheduler: Scheduler,
+        stats: EngineStats,
+        gate: AdmissionGate,
+        decisions: DecisionLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self._engine, self._scheduler, self._stats, self._gate = engine, scheduler, stats, gate
+        self._clock = clock
+        self._controller = Controller(config, decisions, clock)
+        self._swap = LadderSwap(engine, clock)
+        self._decode_step_s: float | None = None
+        self._prefill_step_s: float | None = None
+        self._put_in_force(config)
+
+    @property
+    def ladder_change(self) -> LadderChange:
+        return self._swap.last
+
+    @property
+    def envelope(self) -> Envelope:
+        shape = self._engine.shape
+        return Envelope(shape.num_slots, shape.max_prefill_tokens, self._scheduler.max_context)
+
+    def configure(self, config: EngineConfig) -> LadderChange:
+        """Take over `config`, whose `restart` fields are those of now; what it needs compiled is ordered.
+
+        Raises InvalidRequest, and changes nothing, when it does not fit into the envelope.
+        """
+        ladder = fitting_ladder(config, self.envelope)
+        self.config = config
+        self._put_in_force(config)
+        return self._swap.order(ladder)
+
+    def turn(self, now_s: float) -> None:
+        """Between two steps: adopt a rung of the next ladder, let the controllers look."""
+        self._swap.turn()
+        if self._controller.is_due(now_s):
+            self._scheduler.policy = self._controller.tick(self.observe(now_s), now_s)
+
+    def on_step(self, phase: Phase, step_s: float) -> None:
+        """A launch was read; `step_s` seconds for each of its steps."""
+        if phase is Phase.PREFILL:
+            self._prefill_step_s = _smooth(self._prefill_step_s, step_s)
+            return
+        self._decode_step_s = _smooth(self._decode_step_s, step_s)
+        self._limit_burst()
+
+    def observe(self, now_s: float) -> Observation:
+        """What the controllers may know."""
+        engine, scheduler = self._engine, self._scheduler
+        num_pages = engine.num_pages - 1  # the dummy page is nobody's
+        oldest_s = scheduler.oldest_arrival_s
+        by_rows = {
+            bucket.rows: counters.median_step_s
+            for bucket in engine.ladder.decode
+            if (counters := self._stats.rungs.get(bucket.name)) is not None and counters.hits
+        }
+        return Observation(
+            time_s=now_s,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            oldest_wait_s=max(0.0, now_s - oldest_s) if oldest_s is not None else 0.0,
+            used_pages=scheduler.num_used_pages,
+            num_pages=num_pages,
+            free_bytes=max(0, num_pages - scheduler.num_used_pages) * engine.page_bytes,
+            bytes_per_token=max(1, engine.page_bytes // scheduler.page_size),
+            expected_len=self._stats.expected_len(self.config.controller.expected_len_quantile),
+            decode_step_s=self._decode_step_s,
+            prefill_step_s=self._prefill_step_s,
+            decode_rungs=tuple(b.rows for b in engine.usable(Phase.DECODE)),
+            prefill_rungs=tuple(b.tokens for b in engine.usable(Phase.PREFILL)),
+            decode_step_s_by_rows=by_rows,
+        )
+
+    def _put_in_force(self, config: EngineConfig) -> None:
+        self._controller.set_config(config)
+        self._scheduler.policy = self._controller.policy
+        self._scheduler.set_prefix_cache(config.kv_cache.enable_prefix_cache)
+        self._gate.set_limits(config.server.max_queued_requests, config.server.max_queued_tokens)
+        self._limit_burst()
+
+    def _limit_burst(self) -> None:
+        config = self.config
+        steps = limit_burst(config.ladder.max_decode_steps, self._decode_step_s or 0.0, config.slo.itl)
+        self._engine.set_max_decode_steps(steps)
+
+
+def estimate_cost(engine: Engine, bucket: Bucket) -> RungCost:
+    """From the compiled rung of the same phase that is nearest in size; any thread."""
+    known = [
+        (abs(other.tokens - bucket.tokens), step)
+        for other in engine.ladder.of(bucket.phase)
+        if (step := engine.compiler.step(other.name)).call is not None
+    ]
+    if not known:
+        return RungCost(0.0, 0)
+    _, nearest = min(known, key=lambda pair: pair[0])
+    return RungCost(nearest.compile_s, nearest.temp_bytes)
+
+
+def _smooth(mean: float | None, value: float) -> float:
+    return value if mean is None else mean + (value - mean) * SMOOTHING
