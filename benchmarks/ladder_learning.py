@@ -11,12 +11,14 @@ the learned one. The largest rungs and the page size bound a step, the rungs bet
 
 Three kinds of positions are computed and not asked for; a ladder can only spare the first: up to the rung, up to the
 page (a chunk starts on one), and row-steps of a decode launch after a row's last token. `both` has the first alone
-over all computed positions, `with page and burst` has all three.
+over all computed positions, `with page and burst` has all three. `time` is the share of the device's time that goes
+into the first kind, by the straight lines: a decode row takes as long as six prefill positions. "by time" ladders
+weigh the phases so, as the server does once it has measured both; the others count positions alike.
 """
 
 import argparse
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,15 @@ from runtime.bench.workload import block_prompt, greedy_request, random_prompts
 from runtime.config import EngineConfig, parse_config
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.ladder import BucketLadder
-from runtime.ladder.learned import SMOOTHING, LadderProposal, Padding, RungCost, learn_ladder, padding_of
+from runtime.ladder.learned import (
+    SMOOTHING,
+    LadderProposal,
+    Padding,
+    RungCost,
+    learn_ladder,
+    padded,
+    padding_of,
+)
 from runtime.request import Request
 from runtime.schedule.plan import Phase, StepLimits, StepPlan, StepResult
 from runtime.schedule.policy import limit_burst
@@ -38,11 +48,13 @@ CONFIG = parse_config({})  # pages of 16, 32 rows, 512 prefill tokens, 24 rungs
 LONGEST_LEFT_OUT = 0.05  # share of a trace's requests: one factor for all lengths would make the rest tiny
 LOAD = 0.8
 PIPELINE_DEPTH = 2
-COMPILE_S = 3.0  # of one rung: 24 rungs took 66 s with two workers on the machine below
+COMPILE_S = 5.5  # of one rung: 24 took 66 s on two threads, in the file named below
 # Seconds of a prefill step, and of one decode step, from benchmarks/results/trace_azure_demo.json.
 PREFILL_S = (0.002, 0.055e-3)
 DECODE_S = (0.0003, 0.35e-3)
 
+LINES = {Phase.PREFILL: PREFILL_S, Phase.DECODE: DECODE_S}
+BY_TIME = {phase: seconds for phase, (_, seconds) in LINES.items()}
 BOUND_KEY = f"bound_with_{CONFIG.ladder.max_rungs}_rungs_percent"
 
 LADDERS: dict[str, dict[Phase, Sequence[int]]] = {
@@ -82,15 +94,26 @@ class Played:
         asked = self.real + self.page_loss + self.burst_loss
         return found, 1 - self.real * (1 - found.both) / asked
 
+    def padded_time(self, rungs: Mapping[Phase, Sequence[int]]) -> float:
+        """Share of the device's time that goes into padding up to the rungs."""
+        extra_s = sum(LINES[p][1] * padded(self.demand[p], rungs[p]) for p in Phase)
+        real_s = sum(
+            steps * (LINES[p][0] + LINES[p][1] * size)
+            for p in Phase
+            for size, steps in self.demand[p].items()
+        )
+        return extra_s / (real_s + extra_s)
+
 
 def play(requests: Sequence[Request], ladder: BucketLadder, config: EngineConfig = CONFIG) -> Played:
     """Serve requests by arrival time on a virtual clock, two launches deep as the engine does."""
     now, device_free, decode_step_s = 0.0, 0.0, 0.0
     burst = config.ladder.max_decode_steps
     rows, page = config.batch_processing.max_batch_size, config.kv_cache.page_size
-    limits: Callable[[], StepLimits] = lambda: StepLimits(
-        ladder.prefill[-1].tokens, ladder.prefill[-1].rows, ladder.decode[-1].rows, burst
-    )
+
+    def limits() -> StepLimits:
+        return StepLimits(ladder.prefill[-1].tokens, ladder.prefill[-1].rows, ladder.decode[-1].rows, burst)
+
     scheduler = Scheduler(
         page_size=page,
         num_pages=2 * rows * (MAX_CONTEXT // page) + 1,
@@ -186,10 +209,12 @@ def planned(requests: Sequence[TraceRequest], scale: float, seed: int) -> list[R
     return made
 
 
-def learned(played: Played, current: BucketLadder, max_rungs: int) -> LadderProposal:
+def learned(
+    played: Played, current: BucketLadder, max_rungs: int, weights: Mapping[Phase, float] | None = None
+) -> LadderProposal:
     config = parse_config({"ladder": {"max_rungs": max_rungs}})
     costs: dict[Bucket, RungCost] = {bucket: RungCost(COMPILE_S) for bucket in current.rungs}
-    return learn_ladder({str(p): d for p, d in played.demand.items()}, config, costs)
+    return learn_ladder({str(p): d for p, d in played.demand.items()}, config, costs, weights=weights)
 
 
 def rungs_of(proposal: LadderProposal) -> dict[Phase, Sequence[int]]:
@@ -202,7 +227,12 @@ def judge(trace: Trace, others: Sequence[Trace], default: BucketLadder) -> dict[
     max_rungs = CONFIG.ladder.max_rungs
     own = learned(trace.first, default, max_rungs)
     ladders: dict[str, Mapping[Phase, Sequence[int]]] = {
-        f"learned: {name}": rungs_of(learned(source.first, default, max_rungs)) for name, source in sources.items()
+        f"learned: {name}": rungs_of(learned(source.first, default, max_rungs))
+        for name, source in sources.items()
+    }
+    ladders |= {
+        f"learned by time: {name}": rungs_of(learned(source.first, default, max_rungs, BY_TIME))
+        for name, source in sources.items()
     }
     ladders |= {"default rule": {phase: [b.tokens for b in default.of(phase)] for phase in Phase}} | LADDERS
     for rungs in LADDERS.values():  # and with no more rungs than a plain rule has
@@ -213,7 +243,9 @@ def judge(trace: Trace, others: Sequence[Trace], default: BucketLadder) -> dict[
         }
     rows = {name: row(trace.second, rungs) for name, rungs in ladders.items()}
     rows["realised: own first half"] = row(play(trace.second_requests, ladder_of(own)), rungs_of(own))
-    rows["bound: a rung for each size"] = row(trace.second, {p: sorted(d) for p, d in trace.second.demand.items()})
+    rows["bound: a rung for each size"] = row(
+        trace.second, {p: sorted(d) for p, d in trace.second.demand.items()}
+    )
     best = learned(trace.second, default, max_rungs).lower_bound  # fitted to what it is judged by
     return {
         "length_scale": round(trace.length_scale, 5),
@@ -236,6 +268,7 @@ def row(played: Played, rungs: Mapping[Phase, Sequence[int]]) -> dict[str, Any]:
         "decode_percent": percent(padding.decode),
         "both_percent": percent(padding.both),
         "with_page_and_burst_percent": percent(with_all),
+        "time_percent": percent(played.padded_time(rungs)),
         "rungs": {str(phase): list(sizes) for phase, sizes in rungs.items()},
     }
 
@@ -274,7 +307,7 @@ def main() -> None:
         print_table(
             f"{trace.name}: padding in % of computed positions, judged on the second half; no ladder of "
             f"{CONFIG.ladder.max_rungs} rungs beats {found[BOUND_KEY]} % in `both`",
-            ["ladder", "rungs", "prefill", "decode", "both", "with page and burst"],
+            ["ladder", "rungs", "prefill", "decode", "both", "with page and burst", "time"],
             [
                 [name, r["num_rungs"], *(r[f"{k}_percent"] for k in COLUMNS)]
                 for name, r in found["ladders"].items()
@@ -284,7 +317,7 @@ def main() -> None:
         write_json(options.json, result)
 
 
-COLUMNS = ("prefill", "decode", "both", "with_page_and_burst")
+COLUMNS = ("prefill", "decode", "both", "with_page_and_burst", "time")
 
 if __name__ == "__main__":
     main()

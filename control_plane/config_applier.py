@@ -23,7 +23,7 @@ from control_plane.errors import InvalidConfig, StoreFailed
 from control_plane.live_audit import audit_change, audit_refusal
 from control_plane.merge_patch import diff, merge
 from runtime.config import EngineConfig
-from runtime.engine.change import Applied, ConfigChange, LadderState
+from runtime.engine.change import Applied, ChangeKind, ConfigChange, FieldChange, LadderState
 from runtime.engine.reconfigure import diff_fields
 from runtime.errors import InvalidRequest, RuntimeFault, Unavailable
 
@@ -49,7 +49,11 @@ class Settled:
 
 
 class ConfigApplier:
-    """Owns the stored configuration. publish: called with the configuration in force after every change."""
+    """Owns the stored configuration. publish: called with the configuration in force after every change.
+
+    `newest`, `stored` and `effective` move together, in one go after the engine has taken a change: whoever reads a
+    revision with values of the one before would overwrite what came between.
+    """
 
     def __init__(
         self,
@@ -63,15 +67,11 @@ class ConfigApplier:
         self._ladder_number = engine.snapshot().ladder_change.number
         self.store: ConfigStore = state.store
         self.audit: AuditLog = state.audit
-        self.stored = state.config
+        found = state.store.newest
+        assert found is not None, "a state starts with a revision"
+        self.newest, self.stored, self.effective = found, state.config, engine.config
         self.compiling: list[int] = []  # revisions that wait for the ladder's change
         self.counts: Counter[str] = Counter()  # results of changes, for /metrics
-
-    @property
-    def newest(self) -> Revision:
-        found = self.store.newest
-        assert found is not None, "a state starts with a revision"
-        return found
 
     def document_of(self, revision: Revision) -> dict[str, Any]:
         """What that revision would be over today's file."""
@@ -110,7 +110,7 @@ class ConfigApplier:
         canary: what it is on trial for. Raises StoreFailed, InvalidConfig, Unavailable, and then nothing has changed.
         """
         found = document(config)
-        needs_rungs = bool(change.rungs_to_add or change.rungs_to_drop)
+        needs_rungs = _asks_for_rungs(change.fields) and bool(change.rungs_to_add or change.rungs_to_drop)
         in_force = RevisionStatus.CANARY if canary else RevisionStatus.APPLIED
         revision = Revision(
             number=self.store.next_number,
@@ -135,8 +135,8 @@ class ConfigApplier:
         except BaseException:
             self.store.discard(revision.number)
             raise
-        self.stored = config
-        self._publish(self._engine.config)
+        self.newest, self.stored, self.effective = revision, config, self._engine.config
+        self._publish(self.effective)
         self.counts["applied"] += 1
         revision = await self._follow_ladder(revision, applied, in_force)
         await audit_change(self.audit, event, revision, str(revision.status))
@@ -180,7 +180,10 @@ class ConfigApplier:
     async def note(self, number: int, status: RevisionStatus, **fields: Any) -> Revision | None:
         """What became of a revision; a disk that is full must not stop what follows."""
         try:
-            return await asyncio.to_thread(self.store.update, number, status, **fields)
+            found = await asyncio.to_thread(self.store.update, number, status, **fields)
+            if found is not None and number == self.newest.number:
+                self.newest = found
+            return found
         except OSError:
             log.exception("the status of revision %d could not be stored", number)
             return self.store.get(number)
@@ -192,7 +195,7 @@ class ConfigApplier:
         is_new = applied.ladder.number > self._ladder_number
         self._ladder_number = max(self._ladder_number, applied.ladder.number)
         status = in_force
-        if is_new and applied.ladder.state is not LadderState.STEADY:
+        if is_new and applied.ladder.state is not LadderState.STEADY and _asks_for_rungs(revision.changes):
             self.compiling.append(revision.number)
             status = RevisionStatus.COMPILING
         if status is revision.status:
@@ -209,3 +212,8 @@ class ConfigApplier:
             with suppress(RuntimeFault):
                 self._engine.configure(self.stored)  # should it wake up, it ends with what is shown
             raise Unavailable("The engine did not take the change in time.", retry_after_s=5) from None
+
+
+def _asks_for_rungs(fields: Sequence[FieldChange]) -> bool:
+    """False for what holds at once, though rungs of an earlier revision may still be compiling."""
+    return any(change.kind is ChangeKind.RECOMPILE for change in fields)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from control_plane.errors import InvalidConfig
 from control_plane.merge_patch import is_too_deep, leaves, merge, nested, same
@@ -86,13 +87,15 @@ def schema() -> dict[str, Any]:
 
 @cache
 def _schema() -> dict[str, Any]:
-    found = EngineConfig.model_json_schema(mode="serialization")
+    found = EngineConfig.model_json_schema(mode="serialization", schema_generator=_Schema)
+    defaults = dict(leaves(document(EngineConfig())))
     for section, model in _sections().items():
         properties = found["$defs"][model.__name__]["properties"]
         for name, field in model.model_fields.items():
             path = f"{section}.{name}"
             why = no_effect(path)
             properties[name] |= {
+                "default": defaults[path],
                 "unit": _unit(field),
                 "has_effect": why is None,
                 "file_only": path in FILE_ONLY,
@@ -100,6 +103,12 @@ def _schema() -> dict[str, Any]:
             if why is not None:
                 properties[name]["reason"] = why
     return found
+
+
+class _Schema(GenerateJsonSchema):
+    """Without the warnings about defaults that are written as text; those are added from a document."""
+
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
 
 def _sections() -> dict[str, type[BaseModel]]:

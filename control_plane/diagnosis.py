@@ -270,8 +270,14 @@ def _learned_patch(snapshot: EngineSnapshot, config: EngineConfig) -> tuple[Patc
     )
     if proposal.gain < MIN_GAIN:
         why = f"no ladder of {config.ladder.max_rungs} rungs mends it: {now:.1f} % would become {then:.1f} %"
-        return None, "; ".join((why, *proposal.notes, "what remains is page alignment and ended rows")), effect
-    effect = f"padding up to the rung falls from {now:.1f} to {then:.1f} % (no ladder gets below {bound:.1f} %)"
+        return (
+            None,
+            "; ".join((why, *proposal.notes, "what remains is page alignment and ended rows")),
+            effect,
+        )
+    effect = (
+        f"padding up to the rung falls from {now:.1f} to {then:.1f} % (no ladder gets below {bound:.1f} %)"
+    )
     return ladder_patch(proposal), "", effect
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from runtime.config import EngineConfig
-from runtime.engine.change import LadderState
 from runtime.engine.stats import EngineSnapshot
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.learned import (
@@ -18,6 +19,8 @@ from runtime.ladder.learned import (
 )
 from runtime.schedule.plan import Phase
 
+MAX_WEIGHT = 10.0
+MIN_MEASURED = 3  # rungs of a phase: a line through two says nothing about its own error
 MIN_GAIN = (
     0.005  # share of the positions; below it the next day's demand differs by more than the change brings
 )
@@ -27,7 +30,19 @@ type Sizes = Mapping[Phase, tuple[int, ...]]
 
 def propose(snapshot: EngineSnapshot, config: EngineConfig) -> LadderProposal:
     """The ladder for what was asked for since the start. Raises ValueError, with why, when there is none to propose."""
-    return learn_ladder(snapshot.demand, config, rung_costs(snapshot))
+    return learn_ladder(snapshot.demand, config, rung_costs(snapshot), weights=position_weights(snapshot))
+
+
+def position_weights(snapshot: EngineSnapshot) -> dict[Phase, float]:
+    """What one more position adds to a step's time, decode in units of prefill; 1 until both are measured.
+
+    Bounded: times of few launches are noisy, and no phase shall lose all its rungs to that.
+    """
+    seconds = {phase: _seconds_per_position(snapshot, phase) for phase in Phase}
+    prefill, decode = seconds[Phase.PREFILL], seconds[Phase.DECODE]
+    if prefill is None or decode is None or prefill <= 0:
+        return dict.fromkeys(Phase, 1.0)
+    return {Phase.PREFILL: 1.0, Phase.DECODE: min(MAX_WEIGHT, max(1 / MAX_WEIGHT, decode / prefill))}
 
 
 def rung_costs(snapshot: EngineSnapshot) -> dict[Bucket, RungCost]:
@@ -62,43 +77,44 @@ class RealisedGain:
 
 
 class AppliedProposal:
-    """Follows one proposal from its order on. It looks when it is asked to, so it counts from the first look after
-    the swap."""
+    """Follows one proposal from its order until another ladder serves. It looks when it is asked to, so what it
+    measures begins with the first look after the swap."""
 
     def __init__(self, revision: int, proposal: LadderProposal, snapshot: EngineSnapshot) -> None:
+        """snapshot: from before the order."""
         self.revision, self.proposal = revision, proposal
-        self.before = _sizes(snapshot)
-        self._number = snapshot.ladder_change.number
+        self._before = _sizes(snapshot)
         self._demand_at_swap: dict[Phase, Demand] | None = None
-
-    def state(self, snapshot: EngineSnapshot) -> str:
-        """`compiling`, `serving`, `failed`, or `replaced` once another ladder serves."""
-        wanted = {Phase.PREFILL: self.proposal.prefill_tokens, Phase.DECODE: self.proposal.decode_rows}
-        if _sizes(snapshot) == wanted:
-            return "serving"
-        if self._demand_at_swap is not None:
-            return "replaced"
-        change = snapshot.ladder_change
-        is_over = change.number > self._number and change.state is LadderState.FAILED
-        return "failed" if is_over else "compiling"
+        self._is_over = False
 
     def observe(self, snapshot: EngineSnapshot) -> RealisedGain | None:
-        """What it brought up to now; None while it does not serve."""
-        if self.state(snapshot) != "serving":
+        """What it brought up to now; None while it does not serve, not yet or not any more."""
+        wanted = {Phase.PREFILL: self.proposal.prefill_tokens, Phase.DECODE: self.proposal.decode_rows}
+        now, demand = _sizes(snapshot), _demand(snapshot)
+        if now != wanted or self._is_over:
+            self._is_over = self._demand_at_swap is not None
             return None
         if self._demand_at_swap is None:
-            self._demand_at_swap = _demand(snapshot)
-        since = {p: _minus(sizes, self._demand_at_swap[p]) for p, sizes in _demand(snapshot).items()}
-        largest = {p: min(self.before[p][-1], sizes[-1]) for p, sizes in _sizes(snapshot).items()}
-        since = {p: {min(n, largest[p]): c for n, c in sizes.items()} for p, sizes in since.items()}
+            self._demand_at_swap = demand
+        since = {phase: _minus(sizes, self._demand_at_swap[phase]) for phase, sizes in demand.items()}
         num_steps = int(sum(sum(sizes.values()) for sizes in since.values()))
-        return RealisedGain(padding_of(since, _sizes(snapshot)), padding_of(since, self.before), num_steps)
+        return RealisedGain(padding_of(since, now), padding_of(since, self._before), num_steps)
 
 
 def _bucket(name: str, phase: Phase, size: int) -> Bucket:
     """From a rung's name, `decode-8` or `prefill-512x16`."""
     rows = int(name.rpartition("x")[2]) if phase is Phase.PREFILL else size
     return Bucket(phase, size, rows)
+
+
+def _seconds_per_position(snapshot: EngineSnapshot, phase: Phase) -> float | None:
+    """Slope of the straight line through the times of the rungs that were used."""
+    found = [(r.size, r.step_s) for r in snapshot.rungs if r.phase == phase and r.hits and r.step_s > 0]
+    if len(found) < MIN_MEASURED:
+        return None
+    sizes, times = np.array(found).T
+    away = sizes - sizes.mean()
+    return float((away * times).sum() / (away**2).sum())
 
 
 def _sizes(snapshot: EngineSnapshot) -> Sizes:

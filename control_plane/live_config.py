@@ -89,7 +89,7 @@ class LiveConfig:
     @property
     def effective(self) -> EngineConfig:
         """What is in force: fields of kind `restart` as at the start."""
-        return self._engine.config
+        return self._applier.effective
 
     @property
     def stored(self) -> EngineConfig:
@@ -101,6 +101,10 @@ class LiveConfig:
         """Fields that are stored and not yet in force."""
         found = diff_fields(self.effective, self.stored)
         return tuple(change.path for change in found if change.kind is ChangeKind.RESTART)
+
+    def history(self, before: int | None, limit: int) -> list[Revision]:
+        """Up to `limit` revisions with numbers below `before`, newest first; not one that is only just being made."""
+        return self.store.page(min(before or self.revision + 1, self.revision + 1), limit)
 
     def verdict(self, trial: Trial) -> Verdict:
         """How a trial stands now."""

@@ -169,6 +169,9 @@ class ControllerConfig(_Section):
         0.9, "the size may rise while load is below this share of the threshold", gt=0, le=1
     )
     down_above: float = _live(1.0, "the size may fall while load is above this share", gt=0, le=2)
+    kv_threshold: float = _live(
+        0.95, "share of KV pages in use that counts as much as expert_load_threshold", gt=0, le=1
+    )
     dwell: Duration = _live("1s", "shortest time between two moves of one number when smoothing is on")
     stale_after: Duration = _live("2s", "older observations change nothing")
     expected_len_quantile: float = _live(
@@ -194,8 +197,8 @@ class ControllerConfig(_Section):
 class SloConfig(_Section):
     """What users were promised."""
 
-    ttft: Duration = _live("2s", "time to first token")
-    itl: Duration = _live("100ms", "time between tokens")
+    ttft: Duration = _live("2s", "time to first token", gt=0)
+    itl: Duration = _live("100ms", "time between tokens", gt=0)
 
 
 class ParallelConfig(_Section):

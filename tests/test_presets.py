@@ -1,5 +1,6 @@
 """Every preset loads, holds the reference table's numbers, and says on its first line where they come from."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import yaml
 
 from runtime.config import EngineConfig, load_config
 
-FOLDER = Path(__file__).parents[1] / "configs" / "hardware"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "configs" / "hardware"
 PRESETS = sorted(FOLDER.glob("*.yaml"))
 TABLE = {  # base, max, micro batch, dynamic_adjust_window in seconds
     "a100_40gb": (16, 64, 8, 0.3),
@@ -59,3 +61,13 @@ def test_the_h200_is_marked_until_it_was_measured() -> None:
 def test_a_preset_sets_hardware_fields_only(path: Path) -> None:
     """What depends on the model or on the place it runs in stays with the operator."""
     assert set(yaml.safe_load(path.read_text(encoding="utf-8"))) <= {"batch_processing", "kv_cache", "ladder"}
+
+
+def test_the_cpu_preset_is_what_the_recorded_sweep_recommends() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "sweep_cpu.json").read_text(encoding="utf-8"))
+    found, config = recorded["recommended"], load_config(FOLDER / "cpu.yaml")
+    names = ("base_batch_size", "max_batch_size", "micro_batch_size", "max_micro_batch_size")
+    assert [getattr(config.batch_processing, n) for n in names] == [found[n] for n in names]
+    assert config.batch_processing.dynamic_adjust_window == found["dynamic_adjust_window_s"]
+    assert config.batch_processing.dynamic_batch_window == found["dynamic_batch_window_s"]
+    assert config.ladder.row_slots == found["row_slots"]

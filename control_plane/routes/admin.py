@@ -90,7 +90,7 @@ async def patch_config(request: Request, caller: Caller, if_match: IfMatch = Non
 
 @router.get("/config/history")
 async def history(caller: Caller, before: Before = None, limit: Limit = 50) -> Response:
-    found = caller.live.store.page(before, limit)
+    found = caller.live.history(before, limit)
     following = found[-1].number if len(found) == limit and found[-1].number > 1 else None
     return json_response({"data": [revision_body(revision) for revision in found], "before": following})
 

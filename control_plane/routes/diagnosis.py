@@ -39,7 +39,9 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
             await task
 
 
-router = APIRouter(prefix="/admin/v1/diagnosis", tags=["admin"], lifespan=lifespan, default_response_class=Response)
+router = APIRouter(
+    prefix="/admin/v1/diagnosis", tags=["admin"], lifespan=lifespan, default_response_class=Response
+)
 
 
 @router.get("")

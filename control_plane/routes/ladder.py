@@ -43,7 +43,7 @@ async def show(request: Request, service: Service, caller: Caller) -> Response:
             "demand": _demand(snapshot),
             "proposal": _shown(proposal) if proposal else None,
             "why_no_proposal": why_none,
-            "applied": _followed(applied, snapshot) if applied else None,
+            "applied": _followed(applied, snapshot, live) if applied else None,
         }
     )
 
@@ -90,18 +90,21 @@ def _shown(proposal: LadderProposal) -> dict[str, Any]:
     return asdict(proposal) | {"predicted_gain": proposal.gain, "patch": ladder_patch(proposal)}
 
 
-def _followed(applied: AppliedProposal, snapshot: EngineSnapshot) -> dict[str, Any]:
-    """Predicted beside realised; `realised` is null while the proposal does not serve."""
-    realised = applied.observe(snapshot)
+def _followed(applied: AppliedProposal, snapshot: EngineSnapshot, live: LiveConfig) -> dict[str, Any]:
+    """Predicted beside realised; `realised` is null while the proposal does not serve.
+
+    `status` is that of its revision: compiling, canary, applied, reverted, failed; null when it is not kept any more.
+    """
+    realised, revision = applied.observe(snapshot), live.store.get(applied.revision)
+    gain = realised.padding_before.both - realised.padding.both if realised else None
     return {
         "revision": applied.revision,
-        "state": applied.state(snapshot),
+        "status": revision.status if revision else None,
+        "is_serving": realised is not None,
         "padding_before": asdict(applied.proposal.padding_now),
         "padding_predicted": asdict(applied.proposal.padding_predicted),
         "predicted_gain": applied.proposal.gain,
-        "realised": asdict(realised) | {"gain": realised.padding_before.both - realised.padding.both}
-        if realised
-        else None,
+        "realised": asdict(realised) | {"gain": gain} if realised else None,
     }
 
 

@@ -77,6 +77,8 @@ def decide_batch_size(
     inputs |= {"factor": factor, "low": band.low, "high": band.high, "target": target}
     if target > size:
         target, reason = _largest_safe(size, target, reason, rungs, state, obs, config)
+    elif target < size and batch.smoothing and _may_suffice(size, load, obs, config):
+        target, reason = size, Reason.DRAINING
     if target != size and batch.smoothing and now_s - state.moved_s < config.controller.dwell:
         target, reason = size, Reason.DWELL
     if target == size:
@@ -124,8 +126,10 @@ def _target(
     else:
         formula = _at_or_above(rungs, size * factor) if factor > 1 else _at_or_below(rungs, size * factor)
         queue = _next_above(rungs, size)
-    if batch.smoothing and ((formula > size and load >= band.low) or (formula < size and load <= band.high)):
-        formula = size
+    if batch.smoothing:
+        formula = max(formula, _at_or_below(rungs, size / 2))  # one slow step must not close the door
+        if (formula > size and load >= band.low) or (formula < size and load <= band.high):
+            formula = size
     has_queue = obs.num_waiting > 0 and load <= band.high
     target = max(formula, queue) if has_queue else formula
     if target < size:
@@ -192,6 +196,13 @@ def _step_use(rung: int, obs: Observation, config: EngineConfig) -> float | None
     return measured if measured is None or bound is None else min(measured, bound)
 
 
+def _may_suffice(size: int, load: Load, obs: Observation, config: EngineConfig) -> bool:
+    """Whether rows above the size are still running and the load may come down as they leave. To go on lowering
+    the size until they have left would end far below what the load asks for."""
+    rows = rows_in_use(obs, load.resource)
+    return obs.num_running > size and load.value * size / rows <= _band(config).high
+
+
 def _move(
     state: BatchSizeState,
     size: int,
@@ -210,7 +221,8 @@ def _move(
     if target > size or _at_or_above(obs.decode_rungs, obs.num_running) < size:
         return moved
     too_large = (r for r in obs.decode_rungs if load.value * r / rows > _band(config).high)
-    return replace(moved, avoided=next(too_large, size), avoided_for=load.resource)
+    avoided = min(next(too_large, size), size if state.avoided is None else state.avoided)
+    return replace(moved, avoided=avoided, avoided_for=load.resource)
 
 
 def _at_or_below(rungs: tuple[int, ...], size: float) -> int:

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     IN_BAND = "in_band"
     AS_WANTED = "as_wanted"
     DWELL = "dwell"
+    DRAINING = "draining"
     DRIVEN_DOWN = "driven_down"
     STEP_TOO_SLOW = "step_too_slow"
     RUNG_NOT_READY = "rung_not_ready"

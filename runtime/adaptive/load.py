@@ -41,7 +41,7 @@ def resource_load(obs: Observation, config: EngineConfig) -> Load | None:
 def resource_uses(obs: Observation, config: EngineConfig) -> dict[Resource, float]:
     """Use of each resource that is known now. While no row runs, step, experts and exchange are left out: their
     last numbers tell of rows that have left."""
-    uses = {Resource.KV_PAGES: obs.used_pages / obs.num_pages} if obs.num_pages > 0 else {}
+    uses = {Resource.KV_PAGES: _kv_use(obs, config)} if obs.num_pages > 0 else {}
     if obs.num_running > 0:
         parts = {
             Resource.STEP_TIME: _share_of_itl(obs.decode_step_s, config),
@@ -50,6 +50,13 @@ def resource_uses(obs: Observation, config: EngineConfig) -> dict[Resource, floa
         }
         uses |= {r: use for r, use in parts.items() if use is not None}
     return {r: min(use, MAX_LOAD) for r, use in uses.items() if math.isfinite(use) and use >= 0}
+
+
+def _kv_use(obs: Observation, config: EngineConfig) -> float:
+    """Scaled, so that `kv_threshold` of the pages counts like the one threshold of the formula: memory may be filled
+    further than a step may be slowed, as nothing waits for it before it is full."""
+    scale = config.batch_processing.expert_load_threshold / config.controller.kv_threshold
+    return obs.used_pages / obs.num_pages * scale
 
 
 def measured_use(obs: Observation, config: EngineConfig, rung: int) -> float | None:

@@ -31,7 +31,7 @@ from runtime.bench.mode_figures import e2e_s
 from runtime.bench.paired import chance_swing, window_p99, window_swing
 from runtime.bench.report import console, machine_stamp, print_table, progress_bar
 from runtime.bench.running import RunningEngine
-from runtime.bench.step_times import SLO_TEXT, measure_step_times, slo_of
+from runtime.bench.step_times import SLO_TEXT, measure_step_times, scaled_to_run, slo_of
 from runtime.bench.virtual import StepTimes, VirtualMachine
 from runtime.bench.virtual_check import check_against_rounds, steady_on_virtual_clock
 from runtime.config import EngineConfig
@@ -110,7 +110,7 @@ def measure(
     progress.update(whole, completed=clock.spent_s)
     stage = Stage(ModePlayer(engine, config, progress), limits)
 
-    capacity, work = find_capacity(stage, lengths, args)
+    capacity, work, times = find_capacity(stage, lengths, times, args)
     progress.update(whole, completed=clock.spent_s)
     static, fixed, grids = choose_others(stage, work, ladder, args, clock)
     progress.update(whole, completed=clock.spent_s)
@@ -177,14 +177,23 @@ def calibrate(
     return times, changed(engine.config, {"slo.ttft": slo.ttft, "slo.itl": slo.itl})
 
 
-def find_capacity(stage: Stage, lengths: Lengths, args: argparse.Namespace) -> tuple[float, Workload]:
-    """Our output tokens/s with the queue always full, the second of two runs, and the load that follows."""
+def find_capacity(
+    stage: Stage, lengths: Lengths, times: StepTimes, args: argparse.Namespace
+) -> tuple[float, Workload, StepTimes]:
+    """Our output tokens/s with the queue always full, the second of two runs; the load and the step times that follow."""
     work = Workload(lengths, 1.0, args.days, args.seed)
     num = 2 * _closed_len(stage.player.config)
-    tok_s = [stage.saturate(DYNAMIC, work.saturated(num, 920 + i), 920 + i)["tok_s"] for i in range(2)][-1]
+    stage.player.saturated(DYNAMIC, work.saturated(num // 2, 920), 920)
+    played, tok_s = stage.player.saturated(DYNAMIC, work.saturated(num, 921), 921)
     requests_s = tok_s / (sum(lengths.output) / len(lengths.output))
-    console.print(f"capacity {tok_s:.0f} output tokens/s, {requests_s:.1f} requests/s", highlight=False)
-    return tok_s, Workload(lengths, args.load * requests_s, args.days, args.seed)
+    scaled = scaled_to_run(times, played)
+    factor = scaled.prefill[min(times.prefill)] / times.prefill[min(times.prefill)]
+    console.print(
+        f"capacity {tok_s:.0f} output tokens/s, {requests_s:.1f} requests/s; busy {100 * played.busy_share:.0f} %; "
+        f"steps took {factor:.2f} times as long as alone",
+        highlight=False,
+    )
+    return tok_s, Workload(lengths, args.load * requests_s, args.days, args.seed), scaled
 
 
 def choose_others(

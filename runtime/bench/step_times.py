@@ -11,7 +11,9 @@ from collections.abc import Callable
 from runtime.bench.adaptive_modes import changed
 from runtime.bench.adaptive_traffic import Lengths
 from runtime.bench.client import RequestTimes
+from runtime.bench.replay import Played
 from runtime.bench.running import RunningEngine
+from runtime.bench.serving_metrics import rung_use
 from runtime.bench.virtual import StepTimes
 from runtime.bench.workload import greedy_request, random_prompts
 from runtime.config import EngineConfig, SloConfig
@@ -75,6 +77,30 @@ def measure_step_times(
     host = snapshot.host_step_s
     decode = {rows: _line(found, most) for rows, found in launches.items()}
     return StepTimes(decode, prefill, host.total / max(1, host.count))
+
+
+def scaled_to_run(times: StepTimes, played: Played) -> StepTimes:
+    """All times by the one factor with which they add up to what the device was busy in a run of mixed steps.
+
+    Rungs are measured alone with equal requests; a mix has longer contexts and a busier host beside it.
+    """
+    sizes = {rung.name: rung.size for rung in played.after.rungs}
+    modelled_s = 0.0
+    for rung in rung_use(played):
+        if not rung["hits"]:
+            continue
+        size = sizes[rung["name"]]
+        if rung["phase"] == Phase.PREFILL.value:
+            modelled_s += rung["hits"] * times.prefill[size]
+        else:
+            launch_s, step_s = times.decode[size]
+            modelled_s += rung["hits"] * launch_s + rung["computed_tokens"] / size * step_s
+    factor = (played.after.busy_s - played.before.busy_s) / modelled_s
+    return StepTimes(
+        {rows: (a * factor, b * factor) for rows, (a, b) in times.decode.items()},
+        {tokens: s * factor for tokens, s in times.prefill.items()},
+        times.host_s,
+    )
 
 
 def slo_of(times: StepTimes, ladder: BucketLadder, lengths: Lengths) -> SloConfig:

@@ -60,14 +60,14 @@ def _batch(pyplot: Any, result: dict[str, Any]) -> Any:
         label="median, with the range over rounds",
     )
     rate.set_ylim(0, 1.25 * max(a + r for a, r in zip(above, rates, strict=True)))
-    _label_points(rate, batches, rates, "{:.0f}", BLUE)
+    _label_points(rate, batches, rates, "{:.0f}", BLUE, (5, -13), "left")
     rate.set_ylabel("decode, tokens/s")
     rate.legend(loc="lower right", frameon=False, fontsize=9)
 
     step_ms = [c["step_ms"] for c in cases]
     latency.plot(batches, step_ms, "o-", color=ORANGE)
     latency.set_ylim(0, 1.22 * max(step_ms))
-    _label_points(latency, batches, step_ms, "{:.3g}", ORANGE)
+    _label_points(latency, batches, step_ms, "{:.3g}", ORANGE, (-4, 6), "right")
     latency.set_ylabel("time of a decode step, ms")
 
     if all(c["utilisation"] is not None for c in cases):
@@ -82,7 +82,7 @@ def _batch(pyplot: Any, result: dict[str, Any]) -> Any:
         used.text(0.5, 0.5, "limits were not measured", transform=used.transAxes, ha="center")
     used.set_ylabel("utilisation, %")
     used.set_xscale("log", base=2)
-    used.set_xlim(batches[0] / 1.25, batches[-1] * 1.6)
+    used.set_xlim(batches[0] / 1.6, batches[-1] * 1.6)
     used.set_xticks(batches, [str(b) for b in batches])
     used.minorticks_off()
     used.set_xlabel("batch size, rows decoding together")
@@ -138,8 +138,14 @@ def _warm_up(pyplot: Any, result: dict[str, Any]) -> Any:
     _dumbbells(upper, [c["rung"] for c in prefill], prefill)
     upper.set_title("prefill rungs of a fresh engine: first launch (no warm-up) and later ones", fontsize=10)
     _dumbbells(lower, [f"{c['batch']} rows" for c in decode], decode)
-    lower.set_title("decode in a warmed-up engine: what the first launch still costs", fontsize=10)
+    lower.set_title("decode in a warmed-up engine: first launch with all rows, and later ones", fontsize=10)
     lower.set_xscale("log")
+    times = [c[key] for c in (*prefill, *decode) for key in ("first_ms", "later_ms")]
+    ticks = [
+        m * 10.0**e for e in range(-3, 6) for m in (1, 2, 5) if min(times) / 2 < m * 10.0**e < max(times) * 2
+    ]
+    lower.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    lower.minorticks_off()
     lower.set_xlabel("time of a launch, ms (logarithmic)")
     lower.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False, fontsize=9)
     figure.suptitle(_title(result, "first launches"), fontsize=11)
@@ -172,10 +178,18 @@ def _zone_names(axes: Any, steps: Sequence[dict[str, Any]]) -> None:
         )  # fmt: skip
 
 
-def _label_points(axes: Any, xs: Sequence[float], ys: Sequence[float], form: str, colour: str) -> None:
+def _label_points(
+    axes: Any,
+    xs: Sequence[float],
+    ys: Sequence[float],
+    form: str,
+    colour: str,
+    offset: tuple[int, int],
+    side: str,
+) -> None:
     for x, y in zip(xs, ys, strict=True):
         axes.annotate(
-            form.format(y), (x, y), (5, -13), textcoords="offset points", ha="left", fontsize=8, color=colour
+            form.format(y), (x, y), offset, textcoords="offset points", ha=side, fontsize=8, color=colour
         )
 
 

@@ -56,7 +56,8 @@ def recommend(
     prefill_s = prefill_step / best.tokens_s
     reasons = {
         "base_batch_size": f"the larger of two: last size before latency outgrows tokens/s, {zones.fair_until}, and last size "
-        f"with a step within {_ms(BASE_SHARE * itl_s)}, an eighth of the time promised between tokens (zones: {describe(zones)})",
+        f"with a step within {_ms(BASE_SHARE * itl_s)}, an eighth of the time promised between tokens "
+        f"(zones: {describe(zones)})",
         "max_batch_size": f"largest size with a step within {_ms(MAX_SHARE * itl_s)} (here {_ms(largest.step_s)}), half of the "
         "time promised between tokens as prefill steps come between, and before tokens/s are flat",
         "micro_batch_size": f"most prompts in one prefill within {NEAR:.0%} of the best shape, {best.num} x {best.length} "
@@ -84,7 +85,7 @@ def recommend(
 
 
 def max_batch(points: Sequence[BatchPoint], zones: Zones, itl_s: float) -> BatchPoint:
-    """The largest size within its share of the promise and not past the start of the flat zone; the smallest when none keeps it."""
+    """The largest size within its share of the promise and before the flat zone; the smallest when there is none."""
     end = zones.no_gain_from or points[-1].batch
     kept = [p for p in points if p.step_s <= MAX_SHARE * itl_s and p.batch <= end]
     return kept[-1] if kept else points[0]

@@ -4,6 +4,7 @@ Holds the configuration in force, the controllers, and the ladder's change. Each
 controllers look at the engine only when one of their windows has passed.
 """
 
+import math
 import time
 from collections.abc import Callable
 
@@ -45,6 +46,7 @@ class Steering:
         self._swap = LadderSwap(engine, clock)
         self._decode_step_s: float | None = None
         self._prefill_step_s: float | None = None
+        self._decoded_s = -math.inf  # when a decode step was read last
         self._put_in_force(config)
 
     @property
@@ -78,6 +80,7 @@ class Steering:
             self._prefill_step_s = _smooth(self._prefill_step_s, step_s)
             return
         self._decode_step_s = _smooth(self._decode_step_s, step_s)
+        self._decoded_s = self._clock()
         self._limit_burst()
 
     def observe(self, now_s: float) -> Observation:
@@ -85,6 +88,7 @@ class Steering:
         engine, scheduler = self._engine, self._scheduler
         num_pages = engine.num_pages - 1  # the dummy page is nobody's
         oldest_s = scheduler.oldest_arrival_s
+        is_fresh = now_s - self._decoded_s <= self.config.controller.stale_after
         by_rows = {
             bucket.rows: counters.median_step_s
             for bucket in engine.ladder.decode
@@ -100,7 +104,7 @@ class Steering:
             free_bytes=max(0, num_pages - scheduler.num_used_pages) * engine.page_bytes,
             bytes_per_token=max(1, engine.page_bytes // scheduler.page_size),
             expected_len=self._stats.expected_len(self.config.controller.expected_len_quantile),
-            decode_step_s=self._decode_step_s,
+            decode_step_s=self._decode_step_s if is_fresh else None,
             prefill_step_s=self._prefill_step_s,
             decode_rungs=tuple(b.rows for b in engine.usable(Phase.DECODE)),
             prefill_rungs=tuple(b.tokens for b in engine.usable(Phase.PREFILL)),

@@ -175,8 +175,12 @@ def learn_ladder(
     config: EngineConfig,
     rungs: Mapping[Bucket, RungCost],
     factors: PriceFactors | None = None,
+    weights: Mapping[Phase, float] | None = None,
 ) -> LadderProposal:
-    """The proposal for a demand by phase, given the rungs in force. Of rungs that are compiled already only the
+    """The proposal for a demand by phase, given the rungs in force.
+
+    weights: what a padded position of each phase costs, in any one unit, where that is not the same: on a CPU a decode
+    row takes several times as long as a prefill position. It decides how the phases share the rungs. Of rungs that are compiled already only the
     memory counts.
 
     A phase with fewer than MIN_STEPS steps keeps its rungs. Raises ValueError when a phase has no rung in force.
@@ -187,13 +191,15 @@ def learn_ladder(
             raise ValueError(f"no {phase} rung in force")
     max_rungs = config.ladder.max_rungs
     asked = {phase: _clipped(demand.get(phase, {}), now[phase][-1]) for phase in Phase}
-    num_positions = sum(size * steps for sizes in asked.values() for size, steps in sizes.items())
-    price = partial((factors or PriceFactors()).price, num_positions=num_positions)
+    weight = weights or dict.fromkeys(Phase, 1.0)
+    weighed = {p: {size: steps * weight[p] for size, steps in asked[p].items()} for p in Phase}
+    total = sum(size * steps for sizes in weighed.values() for size, steps in sizes.items())
+    price = partial((factors or PriceFactors()).price, num_positions=total)
     num_steps = {phase: sum(asked[phase].values()) for phase in Phase}
     curves = {
-        phase: _learned(phase, asked[phase], config, rungs, price)
+        phase: _learned(phase, weighed[phase], config, rungs, price)
         if num_steps[phase] >= MIN_STEPS
-        else _fixed(now[phase], asked[phase])
+        else _fixed(now[phase], weighed[phase])
         for phase in Phase
     }
     bounds = {p: best_rungs(asked[p], {*asked[p], now[p][-1]}, max_rungs) for p in Phase}

@@ -33,7 +33,7 @@ def of(*values: float, times: int = 1) -> Histogram:
     return found
 
 
-def trial(before_s: float = 0.05, **spec: float) -> Trial:
+def trial(before_s: float = 0.06, **spec: float) -> Trial:
     asked = CanarySpec(60.0, "itl_p99", **spec)
     return Trial(7, asked, Measured(before_s, 100, 60.0), at(100.0, of()))
 
@@ -93,7 +93,7 @@ def test_verdicts(since_s: float, num: int, now_s: float, outcome: Outcome) -> N
     verdict = judge(trial(), at(now_s, of(since_s, times=num)))
     assert verdict.outcome is outcome
     if outcome in (Outcome.ACCEPTED, Outcome.REVERTED):
-        assert "itl_p99 was 0.05 s" in verdict.reason
+        assert "itl_p99 was 0.06 s" in verdict.reason
         assert "allowed 20 %" in verdict.reason
 
 

@@ -50,7 +50,7 @@ def test_every_field_tells_how_it_changes() -> None:
         assert field["change"] in set(ChangeKind), path
         assert field["has_effect"] is ("reason" not in field), path
         assert field["file_only"] is (path in FILE_ONLY), path
-    assert paths["slo.ttft"]["unit"] == "duration"
+    assert (paths["slo.ttft"]["unit"], paths["slo.ttft"]["default"]) == ("duration", "2s")
     assert paths["server.max_body_size"]["unit"] == "size"
     assert paths["batch_processing.alpha"]["unit"] is None
     assert paths["batch_processing.alpha"]["maximum"] == 1

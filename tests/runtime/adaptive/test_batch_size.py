@@ -42,6 +42,9 @@ def decide(size=32, config=CONFIG, state=None, now_s=NOW_S, **fields):
         (32, {"decode_step_s": 0.07, "num_waiting": 1}, (48, Reason.QUEUE)),
         (32, {"decode_step_s": 0.08, "num_waiting": 9}, (24, Reason.LOAD_HIGH)),  # 32 * 0.97
         (128, {"decode_step_s": 0.15}, (64, Reason.LOAD_HIGH)),  # 128 * 0.5
+        (128, {"decode_step_s": 0.9, "num_running": 128}, (64, Reason.LOAD_HIGH)),  # never less than half
+        (64, {"decode_step_s": 0.14, "num_running": 128}, (64, Reason.DRAINING)),  # 70 ms on 64 rows, perhaps
+        (64, {"decode_step_s": 0.16, "num_running": 128}, (32, Reason.LOAD_HIGH)),  # 80 ms at least
         (1, {"decode_step_s": 0.15}, (1, Reason.AT_MIN)),
         (128, {}, (128, Reason.AT_MAX)),
         (8, {"decode_rungs": (1, 8)}, (8, Reason.RUNG_NOT_READY)),
@@ -88,12 +91,13 @@ def test_a_rung_that_load_drove_it_from_needs_a_promise():
 
 
 def test_a_rung_that_memory_drove_it_from_is_judged_by_memory():
+    config = make_config(controller={"kv_threshold": 0.75})
     full = observe(num_running=48, used_pages=80)
-    state, choice = decide_batch_size(BatchSizeState(48), full, CONFIG, NOW_S)
+    state, choice = decide_batch_size(BatchSizeState(48), full, config, NOW_S)
     assert (choice.value, choice.reason, state.avoided_for) == (32, Reason.LOAD_HIGH, Resource.KV_PAGES)
     state = replace(state, moved_s=0)
-    assert decide(state=state, used_pages=54) == (32, Reason.DRIVEN_DOWN)
-    assert decide(state=state, used_pages=40) == (48, Reason.LOAD_LOW)
+    assert decide(state=state, config=config, used_pages=54) == (32, Reason.DRIVEN_DOWN)
+    assert decide(state=state, config=config, used_pages=40) == (48, Reason.LOAD_LOW)
 
 
 def test_an_unused_rung_is_not_to_blame():

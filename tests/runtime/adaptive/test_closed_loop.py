@@ -1,5 +1,6 @@
 """The batch size closed over a simple plant: a step takes a + b * rows. It must settle, and settle well."""
 
+import math
 import random
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,24 +24,27 @@ class Plant:
     row_s: float
     pages_per_row: float = 0.0
     noise: float = 0.0
+    leaving: float = 1.0  # share of the running rows that end within a tick
     hiccups: tuple[int, ...] = ()  # ticks at which a step takes ten times as long
 
     def step_s(self, rung: int) -> float:
         return self.fixed_s + self.row_s * rung
 
     def run(self, config, *, knows_rungs, start=32) -> list[int]:
-        state, size, sizes = BatchSizeState(start), start, []
+        state, size, running, sizes = BatchSizeState(start), start, start, []
         noise, measured = random.Random(1), {}
         for tick in range(NUM_TICKS):
             now_s = NOW_S + TICK_S * tick
-            step_s = self.step_s(size) * (1 + noise.uniform(-self.noise, self.noise))
+            running = max(size, running - math.ceil(self.leaving * running))
+            rung = next(r for r in RUNGS if r >= running)
+            step_s = self.step_s(rung) * (1 + noise.uniform(-self.noise, self.noise))
             step_s *= 10 if tick in self.hiccups else 1
-            measured[size] = step_s
+            measured[rung] = step_s
             obs = observe(
                 time_s=now_s,
-                num_running=size,
+                num_running=running,
                 num_waiting=5,
-                used_pages=round(min(1.0, self.pages_per_row * size) * 1000),
+                used_pages=round(min(1.0, self.pages_per_row * running) * 1000),
                 num_pages=1000,
                 decode_step_s=step_s,
                 decode_step_s_by_rows=dict(measured) if knows_rungs else {},
@@ -112,6 +116,14 @@ def test_a_hiccup_of_the_machine_is_made_up_for(knows_rungs):
     assert sizes[59] == 128
     assert sizes[60] < 128
     assert sizes[-40:] == [128] * 40
+
+
+def test_long_answers_do_not_make_it_fall_too_far():
+    """128 rows are too many, 64 are right, and only a tenth of the rows end within a second."""
+    plant = Plant(0.005, 0.001, leaving=0.05)
+    sizes = plant.run(make_config(), knows_rungs=True, start=128)
+    assert sizes[-40:] == [64] * 40
+    assert min(sizes) >= 48
 
 
 def test_without_smoothing_it_goes_to_and_fro():

@@ -19,7 +19,13 @@ def size_after_15_s(load: float, alpha: float, form: str) -> int:
     state, size = BatchSizeState(32), 32
     for tick in range(30):
         now_s = NOW_S + 0.5 * tick
-        obs = observe(time_s=now_s, decode_rungs=RUNGS, used_pages=0, decode_step_s=load * config.slo.itl)
+        obs = observe(
+            time_s=now_s,
+            num_running=8,
+            decode_rungs=RUNGS,
+            used_pages=0,
+            decode_step_s=load * config.slo.itl,
+        )
         state, choice = decide_batch_size(state, obs, config, now_s)
         size = choice.value
     return size

@@ -15,7 +15,7 @@ CONFIG = make_config()  # itl 100 ms
     ("fields", "expected"),
     [
         ({}, Load(0.2, Resource.STEP_TIME)),
-        ({"used_pages": 60}, Load(0.6, Resource.KV_PAGES)),
+        ({"used_pages": 95}, Load(0.75, Resource.KV_PAGES)),  # kv_threshold counts as expert_load_threshold
         ({"expert_load": 0.7}, Load(0.7, Resource.EXPERTS)),
         ({"exchange_s": 0.09}, Load(0.9, Resource.EXCHANGE)),
         ({"decode_step_s": 0.15}, Load(1.5, Resource.STEP_TIME)),

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from runtime.adaptive.decision import Decision
 from runtime.config import EngineConfig, parse_config
 from runtime.engine.change import Applied, LadderState
 from runtime.engine.loop import EngineLoop
@@ -203,6 +204,106 @@ def test_micro_batch_size_bounds_the_requests_of_a_prefill(loop, inbox):
     assert prefills() == 4
     configure(loop, **fixed, batch_processing__micro_batch_size=4)
     assert prefills() < 4
+
+
+def decided(loop: EngineLoop, controller: str) -> Decision:
+    """The controller's first decision by a look at the engine after everything decided so far."""
+    last = sum(loop.decision_counts().values())
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for decision in loop.decisions(last, 10_000):
+            if decision.controller == controller and decision.reason != "config":
+                return decision
+        time.sleep(0.005)
+    raise AssertionError(f"{controller} decides nothing")
+
+
+OFF = {"batch_processing__enable_dynamic_batch": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "controller", "seen"),
+    [
+        (OFF, "batch_size", lambda d: (d.reason, d.value) == ("fixed", 4)),
+        (OFF | {"batch_processing__base_batch_size": 2}, "batch_size", lambda d: d.value == 2),
+        (
+            {"batch_processing__alpha": 0.25},
+            "batch_size",
+            lambda d: d.inputs["factor"] == pytest.approx(1.25, abs=0.01),
+        ),
+        (
+            {"batch_processing__expert_load_threshold": 0.5},
+            "batch_size",
+            lambda d: (d.inputs["low"], d.inputs["high"]) == (0.45, 0.5),
+        ),
+        ({"batch_processing__smoothing": False}, "batch_size", lambda d: d.inputs["low"] == d.inputs["high"]),
+        ({"controller__up_below": 0.5}, "batch_size", lambda d: d.inputs["low"] == 0.375),
+        ({"controller__down_above": 1.2}, "batch_size", lambda d: d.inputs["high"] == pytest.approx(0.9)),
+        (
+            {"controller__form": "published", "batch_processing__base_batch_size": 1},
+            "batch_size",
+            lambda d: d.value == 1,  # 1.5 rounds down to the rung of 1
+        ),
+        (OFF | {"batch_processing__micro_batch_size": 3}, "micro_batch", lambda d: d.value == 3),
+        ({"batch_processing__max_micro_batch_size": 2}, "micro_batch", lambda d: d.value == 2),
+        ({"slo__ttft": "4s"}, "interleave", lambda d: d.inputs["urgent_wait_s"] == 2.0),
+        ({"controller__ttft_slack": 0.25}, "interleave", lambda d: d.inputs["urgent_wait_s"] == 0.5),
+        ({"slo__itl": "3s"}, "interleave", lambda d: d.inputs["itl_s"] == 3.0),
+        ({"controller__like_lengths": False}, "interleave", lambda d: d.inputs["length_multiple"] == 0),
+        ({"controller__length_multiple": 32}, "interleave", lambda d: d.inputs["length_multiple"] == 32),
+        ({"controller__stale_after": "1us"}, "interleave", lambda d: d.reason == "missing_data"),
+    ],
+    ids=str,
+)
+def test_each_policy_field_changes_what_is_decided(loop, inbox, changes, controller, seen):
+    if controller == "interleave":
+        crowd(loop, inbox, "measured", num=2, max_tokens=2)
+    before = decided(loop, controller)
+    configure(loop, **changes)
+    after = decided(loop, controller)
+    assert not seen(before), before
+    assert seen(after), after
+
+
+@pytest.mark.parametrize("field", ["dynamic_adjust_window", "dynamic_batch_window"])
+def test_windows_set_the_pace_of_decisions(loop, field):
+    controller = "batch_size" if field == "dynamic_adjust_window" else "micro_batch"
+
+    def ticks() -> int:
+        def count() -> int:
+            return sum(n for (c, r), n in loop.decision_counts().items() if c == controller and r != "config")
+
+        before = count()
+        time.sleep(0.5)
+        return count() - before
+
+    configure(loop, **{f"batch_processing__{field}": "100ms"})
+    slow = ticks()
+    configure(loop, **{f"batch_processing__{field}": "1ms"})
+    assert slow <= 6
+    assert ticks() > slow  # an idle loop turns every 50 ms
+
+
+def test_the_decided_size_is_what_the_scheduler_goes_by(loop, inbox):
+    configure(loop, **OFF, batch_processing__base_batch_size=1)
+    assert loop.snapshot().policy.batch_size == 1
+    before = decode_hits(loop)
+    crowd(loop, inbox, "alone", num=4)
+    after = decode_hits(loop)
+    assert after["decode-4"] == before["decode-4"]
+    assert after["decode-1"] > before["decode-1"]
+
+
+def test_the_expected_length_is_a_quantile_of_late(loop, inbox):
+    crowd(loop, inbox, "short", num=4, text="ab", max_tokens=2)
+    crowd(loop, inbox, "long", num=4, text="ab", max_tokens=100)
+    low, high = (
+        (configure(loop, controller__expected_len_quantile=q), decided(loop, "micro_batch"))[1].inputs[
+            "expected_len"
+        ]
+        for q in (0.01, 0.99)
+    )
+    assert low < high
 
 
 def test_not_before_the_engine_is_ready():

@@ -163,9 +163,25 @@ def test_a_rung_must_be_worth_its_compile():
 def test_a_rung_must_be_worth_its_memory():
     """Rungs that nobody asks for are dropped although they are compiled."""
     rungs = {bucket: RungCost(1.0, 1 << 30) for bucket in rungs_of()}
-    proposal = learn_ladder({"prefill": {}, "decode": many({32: 1})}, CONFIG, rungs, PriceFactors(share_per_gib=0.05))
+    proposal = learn_ladder(
+        {"prefill": {}, "decode": many({32: 1})}, CONFIG, rungs, PriceFactors(share_per_gib=0.05)
+    )
     assert proposal.decode_rows == (1, 32)
     assert "decode-28" in proposal.rungs_to_drop
+
+
+def test_the_dearer_phase_gets_the_rungs():
+    """Both phases could use all the rungs there are; what a position costs decides who does."""
+    config = parse_config({"ladder": {"max_rungs": 12}})
+    demand = {
+        "prefill": many({16 * n: 1 for n in range(1, 33)}),
+        "decode": many({n: 16 for n in range(1, 33)}),
+    }
+    num = {}
+    for name, weight in (("cheap", 0.1), ("alike", 1.0), ("dear", 10.0)):
+        weights = {Phase.PREFILL: 1.0, Phase.DECODE: weight}
+        num[name] = len(learn_ladder(demand, config, rungs_of(config), FREE, weights).decode_rows)
+    assert num["cheap"] < num["alike"] == 6 < num["dear"]
 
 
 def test_sizes_of_a_larger_ladder_count_as_the_largest():
