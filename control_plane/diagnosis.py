@@ -269,7 +269,7 @@ def _learned_patch(snapshot: EngineSnapshot, config: EngineConfig) -> tuple[Patc
         100 * p.both for p in (proposal.padding_now, proposal.padding_predicted, proposal.lower_bound)
     )
     if proposal.gain < MIN_GAIN:
-        why = f"no ladder of {config.ladder.max_rungs} rungs mends it: {now:.1f} % would become {then:.1f} %"
+        why = f"no ladder of {config.ladder.max_rungs} rungs mends it: {now:.1f} % up to the rung would become {then:.1f} %"
         return (
             None,
             "; ".join((why, *proposal.notes, "what remains is page alignment and ended rows")),

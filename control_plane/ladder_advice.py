@@ -68,11 +68,13 @@ def ladder_patch(proposal: LadderProposal) -> dict[str, Any]:
 class RealisedGain:
     """Padding of the traffic that came since the swap: as it is, and as the ladder before would have had it.
 
-    num_steps: what both rest on.
+    gain: the difference, each position counted by its phase's weight, as the proposal's gain is.
+    num_steps: what all rest on.
     """
 
     padding: Padding
     padding_before: Padding
+    gain: float
     num_steps: int
 
 
@@ -98,7 +100,10 @@ class AppliedProposal:
             self._demand_at_swap = demand
         since = {phase: _minus(sizes, self._demand_at_swap[phase]) for phase, sizes in demand.items()}
         num_steps = int(sum(sum(sizes.values()) for sizes in since.values()))
-        return RealisedGain(padding_of(since, now), padding_of(since, self._before), num_steps)
+        weights = self.proposal.weights
+        weighed = {p: {n: c * weights[p] for n, c in sizes.items()} for p, sizes in since.items()}
+        gain = padding_of(weighed, self._before).both - padding_of(weighed, now).both
+        return RealisedGain(padding_of(since, now), padding_of(since, self._before), gain, num_steps)
 
 
 def _bucket(name: str, phase: Phase, size: int) -> Bucket:

@@ -81,7 +81,7 @@ def _proposal(snapshot: EngineSnapshot, live: LiveConfig) -> tuple[LadderProposa
     except ValueError as error:
         return None, str(error)
     if not proposal.is_change or proposal.gain < MIN_GAIN:
-        best = f"the best ladder would spare {100 * max(0.0, proposal.gain):.2f} % of the positions"
+        best = f"the best ladder would spare {100 * max(0.0, proposal.gain):.2f} % of the computed positions"
         return None, "; ".join((f"{best}, less than {100 * MIN_GAIN:g} %", *proposal.notes))
     return proposal, ""
 
@@ -96,7 +96,6 @@ def _followed(applied: AppliedProposal, snapshot: EngineSnapshot, live: LiveConf
     `status` is that of its revision: compiling, canary, applied, reverted, failed; null when it is not kept any more.
     """
     realised, revision = applied.observe(snapshot), live.store.get(applied.revision)
-    gain = realised.padding_before.both - realised.padding.both if realised else None
     return {
         "revision": applied.revision,
         "status": revision.status if revision else None,
@@ -104,7 +103,7 @@ def _followed(applied: AppliedProposal, snapshot: EngineSnapshot, live: LiveConf
         "padding_before": asdict(applied.proposal.padding_now),
         "padding_predicted": asdict(applied.proposal.padding_predicted),
         "predicted_gain": applied.proposal.gain,
-        "realised": asdict(realised) | {"gain": gain} if realised else None,
+        "realised": asdict(realised) if realised else None,
     }
 
 

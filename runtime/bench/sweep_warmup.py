@@ -2,8 +2,8 @@
 
 The engine has no switch for it (`Engine.warm_up` is always called before a rung serves). For prefill this loads a
 second engine without a loop and calls `warm_up` on rungs that nothing has touched: the first call takes what a
-first request would have paid without it, the later ones what it pays with it. A decode rung is warmed up with zero steps, so its
-first launch is looked at in the served engine, after warm-up: what is left of the difference was not saved. Above
+first request would have paid without it, the later ones what it pays with it. A decode rung is warmed up with zero steps, so
+its first launch is looked at in the served engine, after warm-up: what is left of the difference was not saved. Above
 two prefill steps of rows the rung has already run when the last row joins, so nothing is left to see there.
 """
 

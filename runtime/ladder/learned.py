@@ -84,6 +84,7 @@ class LadderProposal:
 
     padding_now, padding_predicted: on the demand, of the current and of the proposed rungs.
     lower_bound: what no ladder of ladder.max_rungs with the same largest rungs can beat on this demand.
+    weighed_now, weighed_predicted: padding of both phases with each position counted by its phase's weight.
     num_sizes: rungs that would leave no padding at all: one for each size that was asked for.
     compile_s: expected seconds of compiling the added rungs, one after another.
     notes: what was held back and why.
@@ -94,6 +95,9 @@ class LadderProposal:
     padding_now: Padding
     padding_predicted: Padding
     lower_bound: Padding
+    weighed_now: float
+    weighed_predicted: float
+    weights: Mapping[str, float]
     num_sizes: int
     rungs_to_add: tuple[str, ...]
     rungs_to_drop: tuple[str, ...]
@@ -106,8 +110,8 @@ class LadderProposal:
 
     @property
     def gain(self) -> float:
-        """Share of the computed positions that stops being padding."""
-        return self.padding_now.both - self.padding_predicted.both
+        """Share of the computed positions, weighed, that stops being padding."""
+        return self.weighed_now - self.weighed_predicted
 
 
 def best_rungs(
@@ -179,11 +183,11 @@ def learn_ladder(
 ) -> LadderProposal:
     """The proposal for a demand by phase, given the rungs in force.
 
+    Of rungs that are compiled already only the memory counts. A phase with fewer than MIN_STEPS steps keeps its rungs.
     weights: what a padded position of each phase costs, in any one unit, where that is not the same: on a CPU a decode
-    row takes several times as long as a prefill position. It decides how the phases share the rungs. Of rungs that are compiled already only the
-    memory counts.
+    row takes several times as long as a prefill position. It decides how the phases share the rungs.
 
-    A phase with fewer than MIN_STEPS steps keeps its rungs. Raises ValueError when a phase has no rung in force.
+    Raises ValueError when a phase has no rung in force or ladder.max_rungs is too small for the rungs that must stay.
     """
     now = {phase: tuple(sorted(b.tokens for b in rungs if b.phase is phase)) for phase in Phase}
     for phase, sizes in now.items():
@@ -212,6 +216,9 @@ def learn_ladder(
         padding_now=padding_of(asked, now),
         padding_predicted=padding_of(asked, chosen),
         lower_bound=padding_of(asked, _share_rungs(bounds, max_rungs)),
+        weighed_now=padding_of(weighed, now).both,
+        weighed_predicted=padding_of(weighed, chosen).both,
+        weights={str(phase): weight[phase] for phase in Phase},
         num_sizes=sum(len(sizes) for sizes in asked.values()),
         rungs_to_add=tuple(b.name for b in add),
         rungs_to_drop=tuple(b.name for b in drop),

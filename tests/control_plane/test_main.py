@@ -9,6 +9,7 @@ import pytest
 from control_plane.__main__ import LoadingServer, StartableEngine, main
 from control_plane.engine_handle import ServedModel
 from control_plane.service import EngineService
+from control_plane.whole_files import LockedFolder
 from runtime.config import EngineConfig
 from runtime.errors import ModelLoadError
 from tests.control_plane.conftest import make_config, until
@@ -27,6 +28,23 @@ def test_wrong_configuration_exits_2(text: str, tmp_path: Path, capsys: pytest.C
     path.write_text(text)
     assert main(["--config", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") < 10
+
+
+def test_demo_mode_is_refused_on_an_open_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("server:\n  demo: true\n")
+    assert main(["--config", str(path), "--host", "0.0.0.0"]) == 2
+    told = capsys.readouterr().err
+    assert all(word in told for word in ("server.demo", "0.0.0.0", "server.admin_keys"))
+
+
+def test_two_servers_cannot_share_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"server:\n  state_dir: {tmp_path}/state\n")
+    held = LockedFolder(tmp_path / "state")
+    assert main(["--config", str(path)]) == 2
+    assert "in use by another server" in capsys.readouterr().err
+    held.close()
 
 
 class Started:

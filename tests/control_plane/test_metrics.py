@@ -3,6 +3,9 @@
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.control_plane.conftest import in_process, make_config
+from tests.control_plane.fake_engine import FakeEngine
+
 NAMES = [
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -28,6 +31,10 @@ NAMES = [
     "moe_padding_share",
     "moe_expert_tokens_total",
     "moe_expert_imbalance",
+    "moe_batch_size",
+    "moe_micro_batch_size",
+    "moe_ladder_state",
+    "moe_config_revision",
 ]
 
 
@@ -50,3 +57,24 @@ async def test_names_and_values(client: httpx.AsyncClient) -> None:
     assert value("moe_rung_state", rung="decode-8", state="ready") == 1
     assert value("http_requests_total", handler="/v1/completions", status="200") == 1
     assert value("http_requests_total", handler="other", status="404") == 1
+
+
+async def test_what_controllers_and_operators_did_is_counted(engine: FakeEngine) -> None:
+    engine.configuration.decide("batch_size", "load_low", 8, 16)
+    process = in_process(engine, make_config(demo=True), "http://127.0.0.1")
+    async with process as client:
+        body = {"patch": {"batch_processing": {"base_batch_size": 24, "micro_batch_size": 4}}}
+        for _ in range(2):  # the second is stale
+            await client.patch("/admin/v1/config", json=body, headers={"If-Match": '"1"'})
+        text = (await client.get("/metrics")).text
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+    def value(name: str, **labels: str) -> float:
+        return next(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+    assert value("moe_controller_decisions_total", controller="batch_size", reason="load_low") == 1
+    assert value("moe_config_revision") == 2
+    assert value("moe_config_changes_total", result="applied") == 1
+    assert value("moe_config_changes_total", result="stale_revision") == 1
+    assert (value("moe_batch_size"), value("moe_micro_batch_size")) == (24, 4)
+    assert (value("moe_ladder_state", state="steady"), value("moe_ladder_state", state="failed")) == (1, 0)

@@ -17,7 +17,7 @@ schema = schemathesis.openapi.from_dict(create_app(EngineService(make_config()))
 
 @pytest.fixture(scope="module")
 def fuzzed() -> Iterator[Running]:
-    with running(FakeEngine(card=Card(max_context=256))) as found:
+    with running(FakeEngine(card=Card(max_context=256)), make_config(demo=True)) as found:
         yield found
 
 

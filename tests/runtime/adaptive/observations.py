@@ -58,8 +58,8 @@ def any_configs(**fixed: Any) -> st.SearchStrategy[EngineConfig]:
         "like_lengths": st.booleans(),
     }
     slo = {
-        "itl": st.sampled_from(["0s", "1ms", "50ms", "100ms"]),
-        "ttft": st.sampled_from(["0s", "1s", "2s"]),
+        "itl": st.sampled_from(["1us", "1ms", "50ms", "100ms"]),
+        "ttft": st.sampled_from(["1us", "1s", "2s"]),
     }
     return st.builds(
         lambda b, c, s: parse_config({"batch_processing": b, "controller": c, "slo": s}),

@@ -96,8 +96,8 @@ FORMS = ("current", "published")
 
 
 def test_memory_settles_too():
-    sizes = Plant(0.001, 0.0001, pages_per_row=1 / 60).run(make_config(), knows_rungs=True)
-    assert sizes[-40:] == [32] * 40  # 48 rows take 80 % of the pages, above the threshold
+    sizes = Plant(0.001, 0.0001, pages_per_row=1 / 49).run(make_config(), knows_rungs=True)
+    assert sizes[-40:] == [32] * 40  # 48 rows take 98 % of the pages, above kv_threshold
     assert num_turns(sizes) <= 1
 
 

@@ -23,9 +23,9 @@ CONFIG = make_config()  # itl 100 ms
         ({"num_pages": 0, "used_pages": 0}, Load(0.2, Resource.STEP_TIME)),
         ({"decode_step_s": None}, None),
         ({"decode_step_s": math.nan}, None),
-        ({"decode_step_s": None, "num_running": 0}, Load(0.1, Resource.KV_PAGES)),
+        ({"decode_step_s": None, "num_running": 0}, Load(0.1 * 0.75 / 0.95, Resource.KV_PAGES)),
         # The step time of rows that have left is no load: an idle engine must not shrink.
-        ({"decode_step_s": 0.15, "num_running": 0}, Load(0.1, Resource.KV_PAGES)),
+        ({"decode_step_s": 0.15, "num_running": 0}, Load(0.1 * 0.75 / 0.95, Resource.KV_PAGES)),
         ({"decode_step_s": None, "num_running": 0, "num_pages": 0}, Load(0.0, Resource.STEP_TIME)),
     ],
 )
@@ -46,7 +46,7 @@ def test_use_grows_at_most_in_proportion_to_the_rows_that_run():
     obs = observe(num_running=30, decode_step_s_by_rows={64: 0.03, 96: math.nan})
     assert largest_use(obs, CONFIG, Resource.STEP_TIME, 64) == pytest.approx(0.4)
     assert largest_use(obs, CONFIG, Resource.STEP_TIME, 8) == pytest.approx(0.2)
-    assert largest_use(obs, CONFIG, Resource.KV_PAGES, 60) == pytest.approx(0.2)
+    assert largest_use(obs, CONFIG, Resource.KV_PAGES, 60) == pytest.approx(0.2 * 0.75 / 0.95)
     assert largest_use(obs, CONFIG, Resource.EXPERTS, 64) is None
     assert measured_use(obs, CONFIG, 64) == pytest.approx(0.3)
     assert measured_use(obs, CONFIG, 48) is None
