@@ -6,7 +6,7 @@ A document is complete (every field has a value) and canonical (durations and si
 import copy
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -122,6 +122,6 @@ def _sections() -> dict[str, type[BaseModel]]:
 
 def _unit(field: FieldInfo) -> str | None:
     """`duration` (us, ms, s, min, h), `size` (%, B to TiB), or None for a plain number or word."""
-    if Duration.__metadata__[0] in field.metadata:
+    if get_args(Duration)[1] in field.metadata:
         return "duration"
-    return "size" if SizeField.__metadata__[0] in field.metadata else None
+    return "size" if get_args(SizeField)[1] in field.metadata else None

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ class ConfigState:
     folder: LockedFolder | None = None
 
     def close(self) -> None:
-        """Lets another server have the folder."""
+        """Writes what is only counted yet and lets another server have the folder."""
+        with suppress(OSError):
+            self.audit.flush_refused()
         if self.folder is not None:
             self.folder.close()
 
@@ -107,7 +110,11 @@ def _start(
     config, error = _fitting(file, stored)
     found = document(config)
     if newest is None or newest.base != fingerprint(found):
-        reason = error or undoing or ("first start" if newest is None else "the file has changed")
+        reason = (
+            error
+            or undoing
+            or ("first start" if newest is None else "the file, or what a version makes of it, has changed")
+        )
         previous = _fitting(file, newest.overrides)[0] if newest is not None and not error else config
         revision = Revision(
             number=store.next_number,

@@ -8,14 +8,14 @@ load and many requests follow, the latter on a virtual clock, whose error agains
 
 import argparse
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
 
 from runtime.bench import running
-from runtime.bench.adaptive_modes import DYNAMIC, OPEN_PER_ROW, Mode, ModePlayer, changed
+from runtime.bench.adaptive_modes import DYNAMIC, OPEN_PER_ROW, Mode, ModePlayer, Way, changed
 from runtime.bench.adaptive_report import SWING_TARGET, by_way, judge, medians, ratios_of, show
 from runtime.bench.adaptive_rounds import (
     Round,
@@ -31,9 +31,13 @@ from runtime.bench.mode_figures import e2e_s
 from runtime.bench.paired import chance_swing, window_p99, window_swing
 from runtime.bench.report import console, machine_stamp, print_table, progress_bar
 from runtime.bench.running import RunningEngine
-from runtime.bench.step_times import SLO_TEXT, measure_step_times, scaled_to_run, slo_of
+from runtime.bench.step_times import SLO_TEXT, ceiling_tok_s, measure_step_times, scaled_to_run, slo_of
 from runtime.bench.virtual import StepTimes, VirtualMachine
-from runtime.bench.virtual_check import check_against_rounds, steady_on_virtual_clock
+from runtime.bench.virtual_check import (
+    check_against_rounds,
+    steady_on_virtual_clock,
+    swinging_on_virtual_clock,
+)
 from runtime.config import EngineConfig
 from runtime.ladder.ladder import BucketLadder
 
@@ -70,7 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, help="take the lengths from this trace (default: bundled sample)"
     )
-    parser.add_argument("--load", type=float, default=0.8, help="mean load as a share of our capacity")
+    parser.add_argument("--load", type=float, default=0.8, help="load as a share of our capacity")
+    parser.add_argument(
+        "--load-at", choices=("mean", "peak"), default="mean", help="what of the swinging load --load tells"
+    )
     parser.add_argument("--days", type=int, default=1, help="days of the swinging load in each run")
     parser.add_argument("--fixed-rows", type=_numbers, default=(4, 8, 16, 32), help="single rungs to try")
     parser.add_argument("--static-rows", type=_numbers, default=(8, 16, 32), help="batch sizes to try")
@@ -125,7 +132,8 @@ def measure(
         _closed_len(config),
     )
     progress.update(whole, completed=clock.spent_s)
-    steady = steady_swing(stage, work, clock.left_s - _VIRTUAL_RESERVE_S)
+    steady_work = replace(work, rate=work.rate * args.load / _mean_load(args))
+    steady = steady_swing(stage, steady_work, clock.left_s - _VIRTUAL_RESERVE_S)
     progress.update(whole, completed=clock.spent_s)
     modes = (static, fixed, DYNAMIC)
     virtual = on_virtual_clock(engine, config, ladder, times, rounds, modes, work, args)
@@ -143,7 +151,7 @@ def measure(
         "ratio": {name: interval.rounded() for name, interval in ratios.items()},
         "late_compiles": late,
         "slo": {"ttft_s": config.slo.ttft, "itl_s": config.slo.itl, "rule": SLO_TEXT},
-        "load": _load(work, capacity, args),
+        "load": _load(work, capacity, args) | {"ceiling_tok_s": round(ceiling_tok_s(times, lengths), 1)},
         "steady": steady,
         "virtual": virtual,
         "step_times": asdict(times),
@@ -163,7 +171,7 @@ def calibrate(
     engine: RunningEngine, ladder: BucketLadder, lengths: Lengths, progress: Progress
 ) -> tuple[StepTimes, EngineConfig]:
     """Every rung's time, and the configuration with the promises that follow from them."""
-    task = progress.add_task("time of each rung", total=2 * len(ladder.decode) + len(ladder.prefill))
+    task = progress.add_task("time of each rung", total=4 * len(ladder.decode) + len(ladder.prefill))
     times = measure_step_times(engine, engine.config, ladder, lengths, lambda: progress.advance(task))
     progress.remove_task(task)
     slo = slo_of(times, ladder, lengths)
@@ -193,7 +201,7 @@ def find_capacity(
         f"steps took {factor:.2f} times as long as alone",
         highlight=False,
     )
-    return tok_s, Workload(lengths, args.load * requests_s, args.days, args.seed), scaled
+    return tok_s, Workload(lengths, _mean_load(args) * requests_s, args.days, args.seed), scaled
 
 
 def choose_others(
@@ -254,12 +262,24 @@ def on_virtual_clock(
     machine = VirtualMachine(ladder, times, engine.max_context, snapshot.num_pages, bytes_per_token)
     start_s = time.monotonic()
     error = check_against_rounds(machine, config, rounds)
-    steady = steady_on_virtual_clock(machine, config, modes, work, args.virtual_requests, WINDOW_LEN)
+    steady_work = replace(work, rate=work.rate * args.load / _mean_load(args))
+    steady = steady_on_virtual_clock(machine, config, modes, steady_work, args.virtual_requests, WINDOW_LEN)
+    fixed_modes = [Mode(Way.FIXED, b.rows) for b in ladder.decode if b.rows in args.fixed_rows]
+    others = (modes[0], *fixed_modes, DYNAMIC)
+    mean_rate = steady_work.rate
+    loads = {"mean": mean_rate, "peak": mean_rate * mean_shape() / PEAK}
+    swinging = {
+        f"{at}_at_{args.load:g}_of_capacity": swinging_on_virtual_clock(
+            machine, config, others, replace(work, rate=rate), args.virtual_requests // 10
+        )
+        for at, rate in loads.items()
+    }
     return {
         "label": "simulated: the real scheduler and controller, measured times for the device",
         "requests": args.virtual_requests,
         "error_against_engine": error,
         "steady": steady,
+        "swinging": swinging,
         "seconds": round(time.monotonic() - start_s, 1),
     }
 
@@ -267,8 +287,8 @@ def on_virtual_clock(
 def _load(work: Workload, capacity: float, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "capacity_tok_s": capacity,
-        "share_of_capacity": args.load,
-        "peak_share_of_capacity": round(args.load * PEAK / mean_shape(), 3),
+        "share_of_capacity": round(_mean_load(args), 4),
+        "peak_share_of_capacity": round(_mean_load(args) * PEAK / mean_shape(), 4),
         "requests_s": round(work.rate, 3),
         "shape": SHAPE_TEXT,
         "days_in_a_run": work.num_days,
@@ -281,9 +301,13 @@ def _add_swings(result: dict[str, Any], steady: dict[str, Any]) -> None:
     """Each mode's swing on the virtual clock; the ratio is that of dynamic over static there."""
     virtual = result["virtual"]["steady"]
     for way in ("static", "fixed", "dynamic"):
-        result[way]["p99_swing"] = virtual[way]["p99_swing"]
+        result[way] |= {"p99_swing": virtual[way]["p99_swing"], "p99_swing_source": "virtual"}
     result["dynamic"]["p99_swing_measured"] = steady["p99_swing"]
     result["ratio"]["p99_swing"] = virtual["ratio_to_static"]
+
+
+def _mean_load(args: argparse.Namespace) -> float:
+    return args.load * mean_shape() / PEAK if args.load_at == "peak" else args.load
 
 
 def _closed_len(config: EngineConfig) -> int:

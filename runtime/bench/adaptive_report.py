@@ -101,10 +101,18 @@ def show(result: dict[str, Any]) -> None:
     slo, load = result["slo"], result["load"]
     print(
         f"promises: TTFT {1e3 * slo['ttft_s']:g} ms, time per token {1e3 * slo['itl_s']:g} ms ({slo['rule']}); "
-        f"load {load['requests_s']:.3g} requests/s, {load['share_of_capacity']:g} of capacity on average, "
+        f"load {load['requests_s']:.3g} requests/s, {load['share_of_capacity']:.2f} of capacity on average, "
         f"{load['peak_share_of_capacity']:.2f} at the peak; lengths x{load['length_scale']:.4g}; "
         f"late_compiles={result['late_compiles']}; {result['seconds']:.0f} s"
     )
+    print(
+        f"full steps of both phases would give {load['ceiling_tok_s']:.0f} tokens/s, "
+        f"{load['ceiling_tok_s'] / result['static']['tok_s']:.2f} times static: prompts cost the same in every mode"
+    )
+    for load_name, rows in result["virtual"]["swinging"].items():
+        keys = ("p50_ms", "p99_ms", "p99_ttft_ms", "p99_itl_ms", "goodput_share")
+        cells = [(row["mode"], *(row[key] for key in keys)) for row in rows]
+        print_table(f"virtual clock, swinging load, {load_name.replace('_', ' ')}", ("mode", *keys), cells)
 
 
 def _verdict(found: float, wanted: float, missing: float, bound: str) -> dict[str, Any]:

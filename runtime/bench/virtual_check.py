@@ -1,7 +1,7 @@
 """What the virtual clock is used for: its error against the engine, and steady load with many requests."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.adaptive.controller import Controller
@@ -24,7 +24,7 @@ def simulate(
     """One run of a mode, with the controller that the engine has."""
     config = config_of_mode(config, mode)
 
-    def make_ticker(config: EngineConfig, clock) -> Ticker:
+    def make_ticker(config: EngineConfig, clock: Callable[[], float]) -> Ticker:
         return Controller(config, DecisionLog(config.controller.decisions_kept), clock)
 
     return VirtualEngine(machine, config, mode.rows, make_ticker).run(_feed(config, mode, jobs, is_open))
@@ -92,6 +92,18 @@ def steady_on_virtual_clock(
         } | open_figures(run.times, run.duration_s, config.slo)
     result["ratio_to_static"] = _swing_ratio(windows_by_way[Way.DYNAMIC], windows_by_way[Way.STATIC])
     return result
+
+
+def swinging_on_virtual_clock(
+    machine: VirtualMachine, config: EngineConfig, modes: Sequence[Mode], work: Workload, num_requests: int
+) -> list[dict[str, Any]]:
+    """Every mode on one swinging load; more single rungs than there is time for on the engine."""
+    jobs = work.swinging(num_requests, 942)
+    rows = []
+    for mode in modes:
+        run = simulate(machine, config, mode, jobs, is_open=True)
+        rows.append({"mode": mode.label} | open_figures(run.times, run.duration_s, config.slo))
+    return rows
 
 
 def _swing_ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float] | None:

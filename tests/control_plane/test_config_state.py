@@ -66,7 +66,11 @@ def test_changes_survive_and_lie_over_a_file_that_changed(tmp_path: Path) -> Non
     changed = open_state(file(tmp_path, slo={"ttft": "9s"}))
     assert (changed.config.slo.itl, changed.config.slo.ttft) == (0.07, 9.0)
     newest = changed.store.newest
-    assert (newest.number, newest.actor, newest.reason) == (3, "server", "the file has changed")
+    assert (newest.number, newest.actor, newest.reason) == (
+        3,
+        "server",
+        "the file, or what a version makes of it, has changed",
+    )
     assert changed.audit.page(None, 1)[0]["revision"] == 3
     changed.close()
 

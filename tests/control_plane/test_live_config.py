@@ -204,6 +204,17 @@ async def test_an_old_failure_is_not_taken_for_a_new_one(setup: Setup) -> None:
     assert setup.status(4) is RevisionStatus.APPLIED
 
 
+async def test_what_cannot_be_taken_back_is_left_for_the_next_start(setup: Setup) -> None:
+    setup.fake.compiles_at_once = False
+    await setup.live.change(ROWS, **BY)
+    setup.fake.refuses = Unavailable("the engine is draining")
+    setup.fake.end_compile("decode-64: out of memory")
+    await setup.pass_time(2)
+    assert setup.status(2) is RevisionStatus.COMPILING  # which a start takes back
+    assert (setup.live.revision, setup.live.effective) == (2, setup.fake.config)
+    assert setup.events()[-1] == ("revert", "503 server_is_overloaded")
+
+
 async def test_a_full_disk_changes_nothing(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(store: ConfigStore, revision: object) -> None:
         raise OSError(28, "No space left on device")
@@ -281,7 +292,9 @@ async def test_a_bad_trial_takes_its_change_back(setup: Setup) -> None:
     assert setup.live.effective.batch_processing.alpha == 0.5
     assert setup.published[-1] == setup.live.effective
     assert "itl_p99" in setup.live.newest.reason
-    assert setup.live.store.get(2).canary["outcome"] == "reverted"
+    canary = setup.live.store.get(2).canary
+    assert canary is not None
+    assert canary["outcome"] == "reverted"
     assert setup.live.counts["canary_reverted"] == 1
     assert ("revert", "applied") in setup.events()
 

@@ -180,8 +180,8 @@ def test_the_dearer_phase_gets_the_rungs():
     num, gain = {}, {}
     for name, weight in (("cheap", 0.1), ("alike", 1.0), ("dear", 10.0)):
         weights = {Phase.PREFILL: 1.0, Phase.DECODE: weight}
-        proposal = learn_ladder(demand, config, rungs_of(config), FREE, weights)
-        num[name], gain[name] = len(proposal.decode_rows), proposal.gain
+        num[name] = len(learn_ladder(demand, config, rungs_of(config), FREE, weights).decode_rows)
+        gain[name] = learn_ladder(demand, CONFIG, rungs_of(), FREE, weights).gain
     assert num["cheap"] < num["alike"] == 6 < num["dear"]
     assert min(gain.values()) > 0  # in what it costs, whatever it does to the plain sum
 
