@@ -231,7 +231,7 @@ def choose_others(
 
 def steady_swing(stage: Stage, work: Workload, seconds: float) -> dict[str, Any]:
     """p99 of windows of WINDOW_LEN requests in a row at a steady load, the controller on."""
-    num_windows = max(2, int(seconds * work.rate / WINDOW_LEN))
+    num_windows = max(2, int(seconds * work.rate / WINDOW_LEN))  # one window could not swing
     jobs = work.steady(num_windows * WINDOW_LEN, 930)
     played = stage.player.open(DYNAMIC, jobs, 930)
     latencies = e2e_s(played.times)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from runtime.cache.kv_pool import KVPool
-from runtime.ladder.batch import aligned_tokens, pack, packed_len
+from runtime.ladder.batch import DECODE_HEADER, aligned_tokens, pack, packed_len
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.compiler import StepCompiler, sampler_name
 from runtime.ladder.ladder import BucketLadder
@@ -218,7 +218,8 @@ class Engine:
             fields[0], fields[3] = t, self.shape.dummy_slot
             fields[0, 0], fields[1, 0] = 0, t
         else:
-            packed[1 : 1 + r] = self.shape.dummy_slot
+            packed[1] = 1  # one step in which every row is active
+            packed[DECODE_HEADER : DECODE_HEADER + r] = self.shape.dummy_slot
         jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).expert_tokens)
 
     def _run(self, plan: StepPlan, bucket: Bucket, packed: np.ndarray) -> InFlightStep:

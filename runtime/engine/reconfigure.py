@@ -14,6 +14,7 @@ from runtime.engine.change import ChangeKind, ConfigChange, FieldChange
 from runtime.errors import InvalidRequest
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.ladder import BucketLadder
+from runtime.ladder.learned import RungCost
 
 # Fields that have no effect until the part that reads them is built, and why.
 WITHOUT_EFFECT: Mapping[str, str] = {
@@ -23,14 +24,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "traffic_prediction.enable_traffic_prediction": "this version has no forecast",
     "traffic_prediction.prediction_window": "this version has no forecast",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RungCost:
-    """What a rung is expected to cost: seconds of one compile thread, bytes of scratch memory."""
-
-    compile_s: float
-    temp_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

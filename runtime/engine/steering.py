@@ -16,9 +16,10 @@ from runtime.engine.admission import AdmissionGate
 from runtime.engine.change import LadderChange
 from runtime.engine.engine import Engine
 from runtime.engine.ladder_swap import LadderSwap
-from runtime.engine.reconfigure import Envelope, RungCost, fitting_ladder
+from runtime.engine.reconfigure import Envelope, fitting_ladder
 from runtime.engine.stats import EngineStats
 from runtime.ladder.bucket import Bucket
+from runtime.ladder.learned import RungCost
 from runtime.schedule.plan import Phase
 from runtime.schedule.policy import limit_burst
 from runtime.schedule.scheduler import Scheduler

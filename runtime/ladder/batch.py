@@ -6,7 +6,9 @@ Layout of a prefill vector for T tokens, R rows and P pages a row (all int32):
 
 and of a decode vector for B rows:
 
-    num_steps [1] | slot [B] | page_table [B, P]
+    num_steps [1] | warm_steps [1] | slot [B] | page_table [B, P]
+
+warm_steps: steps that run with every row active, the dummy's too; 0 but for the warm-up of a rung.
 
 Padding rows use the dummy slot and page 0; their row_start is T and their row_len 0.
 """
@@ -19,6 +21,8 @@ from jaxtyping import Array, Int32
 
 from runtime.ladder.bucket import Bucket
 from runtime.schedule.plan import Phase, ScheduledChunk, StepPlan
+
+DECODE_HEADER = 2  # int32 before the slots
 
 
 class PrefillInputs(NamedTuple):
@@ -33,6 +37,7 @@ class PrefillInputs(NamedTuple):
 
 class DecodeInputs(NamedTuple):
     num_steps: Int32[Array, ""]
+    warm_steps: Int32[Array, ""]
     slots: Int32[Array, " B"]
     page_table: Int32[Array, "B P"]
 
@@ -41,7 +46,7 @@ def packed_len(bucket: Bucket, pages_per_row: int) -> int:
     """Length of the packed vector of this rung."""
     if bucket.phase is Phase.PREFILL:
         return bucket.tokens + bucket.rows * (5 + pages_per_row)
-    return 1 + bucket.rows * (1 + pages_per_row)
+    return DECODE_HEADER + bucket.rows * (1 + pages_per_row)
 
 
 def pack(
@@ -86,8 +91,8 @@ def _pack_prefill(
 def _pack_decode(plan: StepPlan, bucket: Bucket, packed: np.ndarray, pages_per_row: int, dummy: int) -> None:
     b = bucket.rows
     packed[0] = plan.num_steps
-    slots = packed[1 : 1 + b]
-    table = packed[1 + b :].reshape(b, pages_per_row)
+    slots = packed[DECODE_HEADER : DECODE_HEADER + b]
+    table = packed[DECODE_HEADER + b :].reshape(b, pages_per_row)
     slots[:] = dummy
     for i, chunk in enumerate(plan.chunks):
         slots[i] = chunk.row
@@ -105,7 +110,8 @@ def unpack_prefill(packed: Int32[Array, " N"], bucket: Bucket, pages_per_row: in
 def unpack_decode(packed: Int32[Array, " N"], bucket: Bucket, pages_per_row: int) -> DecodeInputs:
     """Inside the compiled step: views of the packed vector."""
     b = bucket.rows
-    return DecodeInputs(packed[0], packed[1 : 1 + b], packed[1 + b :].reshape(b, pages_per_row))
+    rest = packed[DECODE_HEADER:]
+    return DecodeInputs(packed[0], packed[1], rest[:b], rest[b:].reshape(b, pages_per_row))
 
 
 def abstract_packed(bucket: Bucket, pages_per_row: int) -> jax.ShapeDtypeStruct:

@@ -134,17 +134,20 @@ def decode_step(
 ) -> tuple[KVPool, RowState, SamplingState, StepOutput, Int32[Array, "L E"]]:
     """Up to num_steps decode steps: the count is data, and the loop ends early when no row is active.
 
+    A warm-up runs its steps with every row active, on the dummy slot and page, so that all code is touched.
+
     The last result counts the tokens sent to each expert of each layer.
     """
     inputs = unpack_decode(packed, bucket, shape.pages_per_row)
     slots, b = inputs.slots, bucket.rows
 
     def active_rows(rows: RowState) -> Bool[Array, " B"]:
-        return ~rows.is_done[slots] & (rows.budget[slots] > 0) & (slots != shape.dummy_slot)
+        is_active = ~rows.is_done[slots] & (rows.budget[slots] > 0) & (slots != shape.dummy_slot)
+        return is_active | (inputs.warm_steps > 0)
 
     def is_running(carry) -> Bool[Array, ""]:
         step, _, rows, *_ = carry
-        return (step < inputs.num_steps) & jnp.any(active_rows(rows))
+        return (step < inputs.num_steps + inputs.warm_steps) & jnp.any(active_rows(rows))
 
     def body(carry):
         step, pool, rows, sampling, out, counts = carry

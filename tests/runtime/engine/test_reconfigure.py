@@ -7,7 +7,6 @@ from runtime.engine.change import ChangeKind
 from runtime.engine.reconfigure import (
     WITHOUT_EFFECT,
     Envelope,
-    RungCost,
     diff_fields,
     kind_of,
     plan_change,
@@ -15,6 +14,7 @@ from runtime.engine.reconfigure import (
 )
 from runtime.errors import InvalidRequest
 from runtime.ladder.ladder import BucketLadder
+from runtime.ladder.learned import RungCost
 
 BASE = {
     "ladder": {"decode_rows": [1, 4, 8], "prefill_tokens": [16, 64]},
