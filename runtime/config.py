@@ -7,6 +7,7 @@ swapped between steps) or `restart`. Durations are written `500ms`, `2s`, `15min
 import difflib
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -63,14 +64,17 @@ def parse_size(value: object) -> Size:
     raise ValueError(f"{value!r} is not a size; write for example 80%, 512MiB, 20GiB")
 
 
-def _duration_text(seconds: float) -> str:
-    return f"{seconds * 1e3:g}ms" if seconds < 1 else f"{seconds:g}s"
+def duration_text(seconds: float) -> str:
+    """The shortest text that parse_duration reads back as the same number."""
+    exact = Decimal(repr(seconds))
+    text = f"{(exact * 1000).normalize():f}ms" if 0 < seconds < 1 else f"{exact.normalize():f}s"
+    return text if parse_duration(text) == seconds else f"{exact:f}s"
 
 
 Duration = Annotated[
     float,
-    BeforeValidator(lambda v: v if isinstance(v, float) else parse_duration(v)),
-    PlainSerializer(_duration_text, return_type=str),
+    BeforeValidator(parse_duration),
+    PlainSerializer(duration_text, return_type=str),
 ]
 RungSize = Annotated[int, Field(ge=1, le=1 << 16)]
 SizeField = Annotated[Size, BeforeValidator(parse_size), PlainSerializer(str, return_type=str)]

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from runtime.adaptive.choice import Choice, Reason, is_stale
+from runtime.adaptive.efficiency import better_below, is_worth
 from runtime.adaptive.load import Load, Resource, largest_use, measured_use, resource_load, rows_in_use
 from runtime.adaptive.observation import Observation
 from runtime.config import EngineConfig
@@ -79,10 +80,17 @@ def decide_batch_size(
         target, reason = _largest_safe(size, target, reason, rungs, state, obs, config)
     elif target < size and batch.smoothing and _may_suffice(size, load, obs, config):
         target, reason = size, Reason.DRAINING
+    better = (
+        better_below(obs.decode_step_s_by_rows, rungs, size) if config.controller.form == "current" else None
+    )
+    if better is not None and better < target:
+        target, reason = better, Reason.NO_GAIN
     if target != size and batch.smoothing and now_s - state.moved_s < config.controller.dwell:
         target, reason = size, Reason.DWELL
     if target == size:
         return state, Choice(size, reason, inputs)
+    if reason is Reason.NO_GAIN:
+        return replace(state, size=target, moved_s=now_s), Choice(target, reason, inputs)
     return _move(state, size, target, load, obs, config, now_s), Choice(target, reason, inputs)
 
 
@@ -180,6 +188,9 @@ def _objection(
     on_the_way = (r for r in obs.decode_rungs if size < r <= rung)
     if any(use > band.high for r in on_the_way if (use := _step_use(r, obs, config)) is not None):
         return Reason.STEP_TOO_SLOW
+    is_current = config.controller.form == "current"
+    if is_current and not is_worth(obs.decode_step_s_by_rows, obs.decode_rungs, size, rung):
+        return Reason.NO_GAIN
     if not config.batch_processing.smoothing or state.avoided is None or rung < state.avoided:
         return None
     resource = state.avoided_for or Resource.STEP_TIME

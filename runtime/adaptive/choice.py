@@ -25,13 +25,14 @@ class Reason(StrEnum):
     LOAD_LOW_UNUSED = "load_low_unused"
     LOAD_HIGH = "load_high"
     QUEUE = "queue"
-    # batch size: holds
+    # batch size: holds (no_gain moves down too)
     IN_BAND = "in_band"
     AS_WANTED = "as_wanted"
     DWELL = "dwell"
     DRAINING = "draining"
     DRIVEN_DOWN = "driven_down"
     STEP_TOO_SLOW = "step_too_slow"
+    NO_GAIN = "no_gain"
     RUNG_NOT_READY = "rung_not_ready"
     # micro-batch
     MEMORY = "memory"

@@ -11,7 +11,7 @@ class Observation:
     time_s: monotonic seconds when it was taken.
     oldest_wait_s: how long the oldest request that has never run has waited; 0 when none waits.
     decode_step_s, prefill_step_s: smoothed seconds of one decode step and one prefill step of late.
-    decode_step_s_by_rows: seconds of one decode step by rung, for rungs that were measured.
+    decode_step_s_by_rows, prefill_step_s_by_tokens: seconds of one step by rung, for rungs that were measured.
     used_pages: held by running sequences; pages that are kept only because a prefix may come again are free.
     free_bytes, bytes_per_token: KV memory that could be given out now, and what one token takes.
     expected_len: tokens that a request will occupy in the end, a high quantile of late.
@@ -36,5 +36,6 @@ class Observation:
     decode_rungs: tuple[int, ...]
     prefill_rungs: tuple[int, ...]
     decode_step_s_by_rows: Mapping[int, float] = field(default_factory=dict)
+    prefill_step_s_by_tokens: Mapping[int, float] = field(default_factory=dict)
     expert_load: float | None = None
     exchange_s: float | None = None

@@ -4,6 +4,7 @@ A decoding row sees a gap of the prefill steps launched in a row plus one decode
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from runtime.adaptive.choice import Choice, Reason, is_stale
@@ -13,6 +14,8 @@ from runtime.schedule.policy import SchedulePolicy
 
 DEFAULTS = SchedulePolicy()
 PRESSING = 0.5  # share of urgent_wait_s from which the whole gap that rows can bear goes to prefill
+MAX_STEPS = 8  # beyond this the one who waits pays more than the launch saves
+NEARLY = 0.9
 MAX_PREFILLS_IN_A_ROW = (
     8  # beyond this the choice is about prefill only, and a wrong measurement would starve rows
 )
@@ -36,11 +39,13 @@ def decide_waiting(
         prefills, steps, _ = _held(policy)
         window_s, reason = 0.0, Reason.MISSING_DATA
     else:
-        is_urgent = obs.num_waiting > 0 and obs.oldest_wait_s >= policy.urgent_wait_s
-        steps = 1 if is_urgent else choose_steps(prefill_s, decode_s, config.slo.itl)
+        # A promise that is broken already is no reason to hurry.
+        is_urgent = obs.num_waiting > 0 and policy.urgent_wait_s <= obs.oldest_wait_s < config.slo.ttft
         is_pressing = obs.num_waiting > 0 and obs.oldest_wait_s >= PRESSING * policy.urgent_wait_s
         most = MAX_PREFILLS_IN_A_ROW if is_pressing else DEFAULTS.max_prefills_in_a_row
-        prefills = choose_prefills(prefill_s, steps * decode_s, config.slo.itl, most)
+        fitting = fitting_steps(prefill_s, decode_s, config.slo.itl)
+        prefills = choose_prefills(prefill_s, fitting * decode_s, config.slo.itl, most)
+        steps = 1 if is_urgent else max(fitting, promised_steps(prefills * prefill_s, decode_s, config))
         window_s = choose_window(policy, obs, prefill_s, config.batch_processing.dynamic_batch_window)
         reason = Reason.GAP_FITS
         if obs.num_running == 0:
@@ -51,8 +56,13 @@ def decide_waiting(
             reason = Reason.GAP_TOO_LONG
         elif is_pressing:
             reason = Reason.PRESSING
+    is_fixed = reason is Reason.FIXED
     chosen = replace(
-        policy, max_prefills_in_a_row=prefills, steps_while_waiting=steps, batch_window_s=window_s
+        policy,
+        max_prefills_in_a_row=prefills,
+        steps_while_waiting=steps,
+        batch_window_s=window_s,
+        min_prefill_tokens=0 if is_fixed else choose_fill(obs.prefill_step_s_by_tokens),
     )
     inputs = {
         "prefill_step_s": prefill_s,
@@ -63,6 +73,7 @@ def decide_waiting(
         "itl_s": config.slo.itl,
         "steps_while_waiting": steps,
         "batch_window_s": window_s,
+        "min_prefill_tokens": chosen.min_prefill_tokens,
         "urgent_wait_s": policy.urgent_wait_s,
         "length_multiple": policy.length_multiple,
     }
@@ -80,13 +91,34 @@ def follow_config(policy: SchedulePolicy, config: EngineConfig) -> SchedulePolic
     )
 
 
-def choose_steps(prefill_s: float, decode_s: float, itl_s: float) -> int:
-    """Decode steps of one launch while prefill work waits: one if two and a prefill step do not fit the target.
-
-    Never more than two: those who wait pay for each.
-    """
+def fitting_steps(prefill_s: float, decode_s: float, itl_s: float) -> int:
+    """Decode steps of one launch while prefill work waits: one if two and a prefill step do not fit the target."""
     most = DEFAULTS.steps_while_waiting
     return most if prefill_s + most * decode_s <= itl_s else 1
+
+
+def promised_steps(prefills_s: float, decode_s: float, config: EngineConfig) -> int:
+    """Decode steps that a round needs to keep the promise over a whole answer.
+
+    In a round of prefill steps (`prefills_s` seconds in all) and n decode steps each row gets n tokens, so it pays
+    prefills_s / n + decode_s for each: n is the least that keeps this within the target between tokens, and no more
+    than one launch may have.
+    """
+    most = min(config.ladder.max_decode_steps, MAX_STEPS)
+    spare_s = config.slo.itl - decode_s
+    if spare_s <= 0 or prefills_s >= most * spare_s:
+        return most
+    return max(1, math.ceil(prefills_s / spare_s))
+
+
+def choose_fill(step_s_by_tokens: Mapping[int, float]) -> int:
+    """Tokens that a prefill step should hold while the line is longer than what fits: the smallest rung that computes
+    nearly as many tokens a second as the best one. 0 where fewer than two rungs were measured."""
+    rates = {tokens: tokens / step_s for tokens, step_s in step_s_by_tokens.items() if step_s > 0}
+    if len(rates) < 2:
+        return 0
+    best = max(rates.values())
+    return min(tokens for tokens, rate in rates.items() if rate >= NEARLY * best)
 
 
 def choose_prefills(prefill_s: float, decode_launch_s: float, itl_s: float, most: int) -> int:

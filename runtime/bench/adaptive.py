@@ -182,7 +182,7 @@ def calibrate(
     rows = [(f"decode {r}", 1e3 * a, 1e3 * b) for r, (a, b) in times.decode.items()]
     rows += [(f"prefill {t}", 1e3 * s, None) for t, s in times.prefill.items()]
     print_table("measured ms", ("rung", "launch", "step"), rows)
-    return times, changed(engine.config, {"slo.ttft": slo.ttft, "slo.itl": slo.itl})
+    return times, changed(engine.config, {f"slo.{name}": text for name, text in slo.model_dump().items()})
 
 
 def find_capacity(

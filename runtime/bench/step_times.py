@@ -125,7 +125,8 @@ def slo_of(times: StepTimes, ladder: BucketLadder, lengths: Lengths) -> SloConfi
     rest = long_prompt % largest
     prefill_s += times.prefill[next(b.tokens for b in ladder.prefill if b.tokens >= rest)] if rest else 0.0
     itl_s = ITL_FACTOR * times.decode_step_s(ladder.decode[-1].rows)
-    return SloConfig(ttft=_whole_ms(TTFT_FACTOR * prefill_s), itl=_whole_ms(itl_s))
+    promises = {"ttft": _whole_ms(TTFT_FACTOR * prefill_s), "itl": _whole_ms(itl_s)}
+    return SloConfig.model_validate(promises)
 
 
 def _launch_s(engine: RunningEngine, rows: int, num_steps: int, context: int) -> float:
@@ -168,5 +169,5 @@ def _snapshot_after_work(engine: RunningEngine) -> EngineSnapshot:
     return engine.snapshot()
 
 
-def _whole_ms(seconds: float) -> float:
-    return max(1, round(1e3 * seconds)) / 1e3
+def _whole_ms(seconds: float) -> str:
+    return f"{max(1, round(1e3 * seconds))}ms"

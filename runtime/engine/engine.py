@@ -116,7 +116,6 @@ class Engine:
     def set_ladder(self, ladder: BucketLadder) -> None:
         """Replace the ladder between two steps; all its rungs must be warm."""
         self.ladder = ladder
-        self.keep_rungs(ladder.rungs)
         if self._only_decode_rows not in {b.rows for b in ladder.decode}:
             self._only_decode_rows = None
 

@@ -1,7 +1,8 @@
 """LadderSwap: one ladder replaces another while the old one serves. Owned by the engine's thread.
 
 Added rungs compile in the background and are warmed up one a turn; when all are ready, the ladder is replaced between
-two steps and dropped rungs are freed. One that fails ends the change: the old ladder stays and the error names it.
+two steps. One that fails ends the change: the old ladder stays and the error names it. The executables of the ladder
+before are kept until the next change, so that taking a change back takes no compile.
 """
 
 import time
@@ -20,6 +21,7 @@ class LadderSwap:
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
         self._wanted: BucketLadder | None = None
+        self._before = engine.ladder.rungs  # of the ladder before this one
         self._ordered_s = 0.0
         self.last = LadderChange(0, LadderState.STEADY)
 
@@ -30,7 +32,7 @@ class LadderSwap:
         if not (add or drop or self._wanted):
             return self.last
         self._wanted, self._ordered_s = ladder, self._clock()
-        engine.keep_rungs((*engine.ladder.rungs, *ladder.rungs))
+        engine.keep_rungs((*self._before, *engine.ladder.rungs, *ladder.rungs))
         engine.compiler.compile(b for b in ladder.compile_order() if not engine.is_warm(b))
         self.last = LadderChange(self.last.number + 1, LadderState.COMPILING, _names(add), _names(drop))
         self.turn()
@@ -54,7 +56,9 @@ class LadderSwap:
                 self._fail(f"rung {ready.name} failed to run: {type(error).__name__}: {str(error)[:300]}")
                 return
         if len(missing) - (ready is not None) == 0:
+            self._before = engine.ladder.rungs
             engine.set_ladder(self._wanted)
+            engine.keep_rungs((*self._before, *self._wanted.rungs))
             self._end(LadderState.STEADY, "")
 
     def _error_of(self, bucket: Bucket) -> str:
@@ -62,7 +66,7 @@ class LadderSwap:
         return next((s.error or "failed" for s in steps if s.state is RungState.FAILED), "")
 
     def _fail(self, error: str) -> None:
-        self._engine.keep_rungs(self._engine.ladder.rungs)
+        self._engine.keep_rungs((*self._before, *self._engine.ladder.rungs))
         self._end(LadderState.FAILED, error)
 
     def _end(self, state: LadderState, error: str) -> None:

@@ -179,6 +179,7 @@ class RungCounters:
     real_tokens: int = 0
     computed_tokens: int = 0
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    last_s: float = 0.0  # when it was launched last
 
     @property
     def median_step_s(self) -> float:
@@ -220,7 +221,7 @@ class EngineStats:
         counters.step_s.append(launch_s / max(1, num_steps))
         self.busy_s += launch_s
         self.num_steps += 1
-        self.last_step_s = self._clock()
+        self.last_step_s = counters.last_s = self._clock()
 
     def on_demand(self, phase: str, size: int, num_steps: int) -> None:
         """Positions that steps asked for: pages filled in prefill, rows in decode."""

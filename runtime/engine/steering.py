@@ -6,7 +6,7 @@ controllers look at the engine only when one of their windows has passed.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from runtime.adaptive.controller import Controller
 from runtime.adaptive.decision import DecisionLog
@@ -24,6 +24,7 @@ from runtime.schedule.plan import Phase
 from runtime.schedule.policy import limit_burst
 from runtime.schedule.scheduler import Scheduler
 
+BELIEVED_FOR_S = 60.0
 SMOOTHING = 0.1  # weight of the newest step time; about the last twenty count
 
 
@@ -47,6 +48,7 @@ class Steering:
         self._swap = LadderSwap(engine, clock)
         self._decode_step_s: float | None = None
         self._prefill_step_s: float | None = None
+        self._looked_s = -math.inf  # when the controllers looked last
         self._decoded_s = -math.inf  # when a decode step was read last
         self._put_in_force(config)
 
@@ -72,8 +74,14 @@ class Steering:
     def turn(self, now_s: float) -> None:
         """Between two steps: adopt a rung of the next ladder, let the controllers look."""
         self._swap.turn()
-        if self._controller.is_due(now_s):
-            self._scheduler.policy = self._controller.tick(self.observe(now_s), now_s)
+        if not self._controller.is_due(now_s):
+            return
+        # An idle engine gives nothing to decide about waiting: one look a window of the batch size is enough.
+        window_s = self.config.batch_processing.dynamic_adjust_window
+        if self._scheduler.is_idle and now_s - self._looked_s < window_s:
+            return
+        self._looked_s = now_s
+        self._scheduler.policy = self._controller.tick(self.observe(now_s), now_s)
 
     def on_step(self, phase: Phase, step_s: float) -> None:
         """A launch was read; `step_s` seconds for each of its steps."""
@@ -90,11 +98,6 @@ class Steering:
         num_pages = engine.num_pages - 1  # the dummy page is nobody's
         oldest_s = scheduler.oldest_arrival_s
         is_fresh = now_s - self._decoded_s <= self.config.controller.stale_after
-        by_rows = {
-            bucket.rows: counters.median_step_s
-            for bucket in engine.ladder.decode
-            if (counters := self._stats.rungs.get(bucket.name)) is not None and counters.hits
-        }
         return Observation(
             time_s=now_s,
             num_running=scheduler.num_running,
@@ -109,10 +112,19 @@ class Steering:
             prefill_step_s=self._prefill_step_s,
             decode_rungs=tuple(b.rows for b in engine.usable(Phase.DECODE)),
             prefill_rungs=tuple(b.tokens for b in engine.usable(Phase.PREFILL)),
-            decode_step_s_by_rows=by_rows,
+            decode_step_s_by_rows={b.rows: t for b, t in self._measured(Phase.DECODE, now_s)},
+            prefill_step_s_by_tokens={b.tokens: t for b, t in self._measured(Phase.PREFILL, now_s)},
         )
 
+    def _measured(self, phase: Phase, now_s: float) -> Iterator[tuple[Bucket, float]]:
+        """Rungs with the time of a step, but for what is too old to be believed: so it is tried again."""
+        for bucket in self._engine.usable(phase):
+            counters = self._stats.rungs.get(bucket.name)
+            if counters is not None and counters.step_s and now_s - counters.last_s < BELIEVED_FOR_S:
+                yield bucket, counters.median_step_s
+
     def _put_in_force(self, config: EngineConfig) -> None:
+        self._looked_s = -math.inf
         self._controller.set_config(config)
         self._scheduler.policy = self._controller.policy
         self._scheduler.set_prefix_cache(config.kv_cache.enable_prefix_cache)

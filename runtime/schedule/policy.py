@@ -18,6 +18,8 @@ class SchedulePolicy:
     micro_batch_size: most sequences in one prefill step.
     batch_window_s: longest time that waiting requests are held back for company while rows decode.
     urgent_wait_s: a request that has waited this long goes first, whatever decodes.
+    min_prefill_tokens: while more wait than there is room for, and most rows decode, a prefill is held until so many
+        tokens are ready: a fuller step computes more tokens a second.
     length_multiple: within the window requests whose prompts round up to the same multiple go together; 0: by arrival.
     """
 
@@ -29,6 +31,7 @@ class SchedulePolicy:
     micro_batch_size: int = 1 << 16
     batch_window_s: float = 0.0
     urgent_wait_s: float = float("inf")
+    min_prefill_tokens: int = 0
     length_multiple: int = 0
 
 

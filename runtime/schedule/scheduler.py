@@ -261,15 +261,19 @@ class Scheduler:
         return shares
 
     def _is_held(self, shares: list[_Share], limits: StepLimits) -> bool:
-        """Whether a prefill waits for company: all of it is new, more would fit, and nobody has waited for long."""
+        """Whether a prefill waits to get fuller while rows decode: for company that may come, or for rows that end."""
         if any(s.cached is None or s.sequence.first_scheduled_s is not None for s in shares):
             return False
-        is_full = (
+        num_tokens = sum(s.end - s.start for s in shares)
+        max_running = min(self.policy.batch_size, self.num_rows)
+        if (
             len(shares) >= min(limits.max_prefill_rows, self.policy.micro_batch_size)
-            or sum(s.end - s.start for s in shares) >= limits.max_prefill_tokens
-            or len(shares) < len(self._waiting)  # for the others there is no row or page: nothing to wait for
-            or self.num_running + len(shares) >= min(self.policy.batch_size, self.num_rows)
-        )
+            or num_tokens >= limits.max_prefill_tokens
+        ):
+            return False
+        if len(shares) < len(self._waiting):  # rows or pages are short
+            return num_tokens < self.policy.min_prefill_tokens and 2 * self.num_running >= max_running
+        is_full = self.num_running + len(shares) >= max_running
         waits = [self._clock() - s.sequence.request.arrival_s for s in shares]
         return is_held(self.policy, is_full=is_full, longest_wait_s=max(waits, default=0.0))
 

@@ -1,8 +1,10 @@
 """Every wrong setting is refused with its name and what is allowed; nothing that would be ignored is accepted."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from runtime.config import EngineConfig, parse_config, parse_duration, parse_size
+from runtime.config import EngineConfig, duration_text, parse_config, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,24 @@ def test_sizes():
 def test_wrong_settings_are_named(data, message):
     with pytest.raises(ValueError, match=message):
         parse_config(data)
+
+
+@given(st.floats(0, 1e9, allow_nan=False))
+def test_a_duration_as_text_reads_back_the_same(seconds):
+    assert parse_duration(duration_text(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.05, "50ms"), (2.0, "2s"), (0.0, "0s"), (1_080_000.0, "1080000s")]
+)
+def test_a_duration_is_written_as_people_do(seconds, text):
+    assert duration_text(seconds) == text
+
+
+def test_a_duration_is_a_text_with_a_unit_and_never_negative():
+    for wrong in (-5.0, 5.0, "-5s"):
+        with pytest.raises(ValueError, match=r"slo\.itl: .* is not a duration"):
+            parse_config({"slo": {"itl": wrong}})
 
 
 def test_a_written_configuration_reads_back():

@@ -94,14 +94,14 @@ def test_only_the_dynamic_mode_lets_the_controller_choose() -> None:
     assert config_of_mode(config, DYNAMIC).batch_processing.enable_dynamic_batch
     fixed = config_of_mode(config, Mode(Way.FIXED, 8)).batch_processing
     assert (fixed.enable_dynamic_batch, fixed.base_batch_size) == (False, 8)
-    slo = changed(config, {"slo.ttft": 0.2034, "slo.itl": 0.025}).slo
+    slo = changed(config, {"slo.ttft": "203.4ms", "slo.itl": "25ms"}).slo
     assert (slo.ttft, slo.itl) == (0.2034, 0.025)
 
 
 def test_the_best_setting_is_the_one_with_the_most_goodput_then_the_better_p99() -> None:
     def figures(ttft_s: float) -> dict[str, float]:
         times = [RequestTimes(4, 0.0, [ttft_s, ttft_s + 0.1], [1, 10], finished_s=ttft_s + 0.1)]
-        return open_figures(times, 1.0, SloConfig(ttft=0.2, itl=0.05))
+        return open_figures(times, 1.0, SloConfig.model_validate({"ttft": "200ms", "itl": "50ms"}))
 
     assert figures(0.1)["goodput"] == 1.0
     assert score(figures(0.1)) > score(figures(0.15)) > score(figures(0.3))

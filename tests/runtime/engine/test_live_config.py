@@ -253,7 +253,7 @@ OFF = {"batch_processing__enable_dynamic_batch": False}
         ({"controller__length_multiple": 32}, "interleave", lambda d: d.inputs["length_multiple"] == 32),
         ({"controller__stale_after": "1us"}, "interleave", lambda d: d.reason == "missing_data"),
     ],
-    ids=str,
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
 def test_each_policy_field_changes_what_is_decided(loop, inbox, changes, controller, seen):
     if controller == "interleave":
