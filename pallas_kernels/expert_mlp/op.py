@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.backend import choose_backend
+from pallas_kernels.expert_mlp import native
 from pallas_kernels.expert_mlp.reference import ACTIVATIONS, expert_mlp_reference
 from pallas_kernels.expert_mlp.xla import expert_mlp_xla
 
-IMPLEMENTATIONS = {"xla": expert_mlp_xla, "reference": expert_mlp_reference}
+IMPLEMENTATIONS = {"native": native.expert_mlp_native, "xla": expert_mlp_xla, "reference": expert_mlp_reference}
 
 
 def expert_mlp(
@@ -35,7 +36,9 @@ def expert_mlp(
     backend: a name of `IMPLEMENTATIONS`; by default the best that runs here.
     """
     _check(x_sorted, w_gate_up, w_down, group_sizes, activation)
-    name = choose_backend(tuple(IMPLEMENTATIONS), backend).name
+    why_not_native = native.unfit(x_sorted, w_gate_up, w_down)
+    unfit = {"native": why_not_native} if why_not_native else {}
+    name = choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit).name
     with jax.named_scope("expert_mlp"):
         return IMPLEMENTATIONS[name](x_sorted, w_gate_up, w_down, group_sizes, activation)
 

@@ -7,6 +7,7 @@ from jaxtyping import Array, DTypeLike, Float
 
 from pallas_kernels.backend import choose_backend
 from pallas_kernels.lanes import MAX_ROWS, lane_product, num_lanes
+from pallas_kernels.linear import native
 from pallas_kernels.linear.reference import linear_reference
 
 
@@ -19,12 +20,14 @@ def linear(
 ) -> Float[Array, "B O"]:
     """x @ w.T accumulated in float32, in x's type unless `out_dtype` says otherwise (float32 for logits).
 
-    Up to four rows take the form that reads the weight without repacking it; the choice is static in B.
+    In XLA up to four rows take the form that reads the weight without repacking it; the choice is static in B.
     backend: a name of `IMPLEMENTATIONS`; by default the best that runs here.
     """
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(f"x has shape {x.shape}, w {w.shape}: the last axes must be equal")
-    name = choose_backend(tuple(IMPLEMENTATIONS), backend).name
+    why_not_native = native.unfit(x, w)
+    unfit = {"native": why_not_native} if why_not_native else {}
+    name = choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit).name
     with jax.named_scope("linear"):
         return IMPLEMENTATIONS[name](x, w).astype(x.dtype if out_dtype is None else out_dtype)
 
@@ -45,4 +48,4 @@ def _dot(x: Array, w: Array) -> Array:
     return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-IMPLEMENTATIONS = {"xla": _linear_xla, "reference": linear_reference}
+IMPLEMENTATIONS = {"native": native.linear_native, "xla": _linear_xla, "reference": linear_reference}

@@ -6,7 +6,7 @@ and everything that other processes do to the machine. Imports no JAX.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from runtime.schedule.policy import SchedulePolicy, limit_burst
 from runtime.schedule.scheduler import Scheduler
 
 PIPELINE_DEPTH = 2  # as in the engine's loop
+BELIEVED_FOR_S = 60.0  # as in engine/steering.py
 _HELD_POLL_S = 0.001
 _MAX_IDLE_TURNS = 100_000
 _RECENT = 512  # finished requests whose lengths are looked at
@@ -127,7 +128,7 @@ class VirtualEngine:
         self._in_flight: deque[_Launch] = deque()
         self._device_free_s = self._read_s = 0.0
         self._step_s: dict[Phase, float] = {}  # smoothed
-        self._step_s_by_rows: dict[int, float] = {}
+        self._step_s_by_rung: dict[Bucket, tuple[float, float]] = {}  # smoothed, and when it ended last
         self._recent_lens: deque[int] = deque(maxlen=_RECENT)
         self._times: dict[str, RequestTimes] = {}
         self._num_open = self._num_launches = 0
@@ -226,10 +227,9 @@ class VirtualEngine:
         phase = launch.plan.phase
         before = self._step_s.get(phase)
         self._step_s[phase] = step_s if before is None else before + 0.1 * (step_s - before)
+        before, _ = self._step_s_by_rung.get(launch.bucket, (step_s, 0.0))
+        self._step_s_by_rung[launch.bucket] = before + 0.1 * (step_s - before), self.now_s
         if phase is Phase.DECODE:
-            rows = launch.bucket.rows
-            before = self._step_s_by_rows.get(rows)
-            self._step_s_by_rows[rows] = step_s if before is None else before + 0.1 * (step_s - before)
             steps = self._config.ladder.max_decode_steps
             self._max_steps = limit_burst(steps, self._step_s[phase], self._config.slo.itl)
 
@@ -257,8 +257,14 @@ class VirtualEngine:
             prefill_step_s=self._step_s.get(Phase.PREFILL),
             decode_rungs=tuple(b.rows for b in self._decode),
             prefill_rungs=tuple(b.tokens for b in machine.ladder.prefill),
-            decode_step_s_by_rows=dict(self._step_s_by_rows),
+            decode_step_s_by_rows={b.rows: t for b, t in self._measured(Phase.DECODE)},
+            prefill_step_s_by_tokens={b.tokens: t for b, t in self._measured(Phase.PREFILL)},
         )
+
+    def _measured(self, phase: Phase) -> Iterator[tuple[Bucket, float]]:
+        for bucket, (step_s, ended_s) in self._step_s_by_rung.items():
+            if bucket.phase is phase and self.now_s - ended_s < BELIEVED_FOR_S:
+                yield bucket, step_s
 
 
 def _tokens_of(chunk: ScheduledChunk, phase: Phase) -> tuple[int, ...]:
