@@ -36,9 +36,3 @@ def expert_mlp_native(
         max_threads=np.int32(max_threads),
     )
     return y
-
-
-def unfit(*operands: Array) -> str | None:
-    """Why these operands are not for the kernel."""
-    others = sorted({str(a.dtype) for a in operands if a.dtype != jnp.bfloat16})
-    return f"takes bfloat16, got {', '.join(others)}" if others else None

@@ -9,11 +9,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.backend import choose_backend
-from pallas_kernels.expert_mlp import native
+from pallas_kernels.expert_mlp.native import expert_mlp_native
 from pallas_kernels.expert_mlp.reference import ACTIVATIONS, expert_mlp_reference
 from pallas_kernels.expert_mlp.xla import expert_mlp_xla
+from pallas_kernels.native.library import unfit_for_native
 
-IMPLEMENTATIONS = {"native": native.expert_mlp_native, "xla": expert_mlp_xla, "reference": expert_mlp_reference}
+IMPLEMENTATIONS = {"native": expert_mlp_native, "xla": expert_mlp_xla, "reference": expert_mlp_reference}
 
 
 def expert_mlp(
@@ -36,8 +37,7 @@ def expert_mlp(
     backend: a name of `IMPLEMENTATIONS`; by default the best that runs here.
     """
     _check(x_sorted, w_gate_up, w_down, group_sizes, activation)
-    why_not_native = native.unfit(x_sorted, w_gate_up, w_down)
-    unfit = {"native": why_not_native} if why_not_native else {}
+    unfit = unfit_for_native(x_sorted, w_gate_up, w_down)
     name = choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit).name
     with jax.named_scope("expert_mlp"):
         return IMPLEMENTATIONS[name](x_sorted, w_gate_up, w_down, group_sizes, activation)

@@ -20,9 +20,3 @@ def linear_native(
     call = jax.ffi.ffi_call(target("linear"), [out, scratch], vmap_method="sequential")
     y, _ = call(x, w, max_threads=np.int32(max_threads))
     return y
-
-
-def unfit(*operands: Array) -> str | None:
-    """Why these operands are not for the kernel."""
-    others = sorted({str(a.dtype) for a in operands if a.dtype != jnp.bfloat16})
-    return f"takes bfloat16, got {', '.join(others)}" if others else None

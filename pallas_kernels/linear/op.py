@@ -7,8 +7,9 @@ from jaxtyping import Array, DTypeLike, Float
 
 from pallas_kernels.backend import choose_backend
 from pallas_kernels.lanes import MAX_ROWS, lane_product, num_lanes
-from pallas_kernels.linear import native
+from pallas_kernels.linear.native import linear_native
 from pallas_kernels.linear.reference import linear_reference
+from pallas_kernels.native.library import unfit_for_native
 
 
 def linear(
@@ -25,8 +26,7 @@ def linear(
     """
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(f"x has shape {x.shape}, w {w.shape}: the last axes must be equal")
-    why_not_native = native.unfit(x, w)
-    unfit = {"native": why_not_native} if why_not_native else {}
+    unfit = unfit_for_native(x, w)
     name = choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit).name
     with jax.named_scope("linear"):
         return IMPLEMENTATIONS[name](x, w).astype(x.dtype if out_dtype is None else out_dtype)
@@ -48,4 +48,4 @@ def _dot(x: Array, w: Array) -> Array:
     return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-IMPLEMENTATIONS = {"native": native.linear_native, "xla": _linear_xla, "reference": linear_reference}
+IMPLEMENTATIONS = {"native": linear_native, "xla": _linear_xla, "reference": linear_reference}

@@ -36,7 +36,10 @@ def shared_object(folder: Path, compiler: str) -> Path:
     target = folder / f"kernels-{digest(compiler)}.so"
     if target.is_file():
         return target
-    handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+    try:
+        handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+    except OSError as error:
+        raise CompileError(f"the folder {folder.name} cannot be written to: {error.strerror}") from None
     os.close(handle)
     try:
         _run_compiler(compiler, Path(name))
@@ -47,7 +50,11 @@ def shared_object(folder: Path, compiler: str) -> Path:
 
 
 def default_folder() -> Path:
-    return Path.home() / ".cache" / "moe-ladder" / "native"
+    """Beside the cache of executables. Raises CompileError for a user without a home."""
+    try:
+        return Path.home() / ".cache" / "moe-ladder" / "native"
+    except RuntimeError:
+        raise CompileError("this user has no home folder for the compiled kernels") from None
 
 
 def find_compiler() -> str | None:

@@ -8,9 +8,12 @@ import ctypes
 import functools
 import platform
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.native.compile import (
     COMPILERS,
@@ -31,7 +34,7 @@ _lock = threading.Lock()
 def unavailable() -> str | None:
     """None where the kernels are compiled, loaded and registered, else the sentence that says why not."""
     with _lock:
-        return _load()[0]
+        return _loaded().why_not
 
 
 def target(op: str) -> str:
@@ -40,10 +43,16 @@ def target(op: str) -> str:
     A program in the persistent cache can therefore never call a kernel other than the one it was compiled for.
     """
     with _lock:
-        why_not, digest = _load()
-    if why_not is not None:
-        raise NotImplementedError(f"native: {why_not}")
-    return f"moe_ladder_{op}_{digest}"
+        loaded = _loaded()
+    if loaded.why_not is not None:
+        raise NotImplementedError(f"native: {loaded.why_not}")
+    return f"moe_ladder_{op}_{loaded.digest}"
+
+
+def unfit_for_native(*operands: jax.Array) -> dict[str, str]:
+    """{"native": why these operands are not for the kernels}, empty where they are."""
+    others = sorted({str(a.dtype) for a in operands if a.dtype != jnp.bfloat16})
+    return {"native": f"takes bfloat16, got {', '.join(others)}"} if others else {}
 
 
 def max_panel_rows(num_rows: int) -> int:
@@ -53,30 +62,40 @@ def max_panel_rows(num_rows: int) -> int:
 
 def scratch_shape(num_elements: int) -> jax.ShapeDtypeStruct:
     """A buffer of so many bfloat16 values at an address that is a multiple of 64."""
-    return jax.ShapeDtypeStruct((2 * num_elements + 64,), jax.numpy.uint8)
+    return jax.ShapeDtypeStruct((2 * num_elements + 64,), jnp.uint8)
 
 
-@functools.cache
-def _load() -> tuple[str | None, str]:
-    """(why not, digest)."""
-    why_not = machine_lacks(CPU_INFO) or device_is_not_cpu()
+@dataclass(frozen=True)
+class Loaded:
+    """The library in this process: its digest, or why there is none."""
+
+    why_not: str | None = None
+    digest: str = ""
+
+
+def load(cpu_info: Path = CPU_INFO, find_compiler: Callable[[], str | None] = find_compiler) -> Loaded:
+    """Compile if need be, load, and register every op with XLA. Any failure becomes the reason in the result."""
+    why_not = machine_lacks(cpu_info) or device_is_not_cpu()
     if why_not is not None:
-        return why_not, ""
+        return Loaded(why_not)
     compiler = find_compiler()
     if compiler is None:
-        return f"no C++ compiler, looked for {', '.join(COMPILERS)}", ""
+        return Loaded(f"no C++ compiler, looked for {', '.join(COMPILERS)}")
     try:
         path = shared_object(default_folder(), compiler)
         library = ctypes.CDLL(str(path))
     except CompileError as error:
-        return str(error), ""
+        return Loaded(str(error))
     except OSError as error:
-        return f"the compiled kernels cannot be loaded: {str(error)[:300]}", ""
+        return Loaded(f"the compiled kernels cannot be loaded: {str(error)[:300]}")
     digest = path.stem.removeprefix("kernels-")
     for op in OPS:
         handler = jax.ffi.pycapsule(getattr(library, f"moe_ladder_{op}"))
         jax.ffi.register_ffi_target(f"moe_ladder_{op}_{digest}", handler, platform="cpu")
-    return None, digest
+    return Loaded(digest=digest)
+
+
+_loaded = functools.cache(load)
 
 
 def machine_lacks(cpu_info: Path) -> str | None:

@@ -36,8 +36,13 @@ def most_efficient(
 
 
 def is_worth(step_s_by_rows: Mapping[int, float], rungs: tuple[int, ...], size: int, rung: int) -> bool:
-    """Whether going up from `size` to `rung` keeps throughput; what was not measured is worth a try."""
-    best, found = most_efficient(step_s_by_rows, rungs, size), efficiency(step_s_by_rows, rung)
+    """Whether going up from `size` to `rung` keeps throughput.
+
+    What lies above all measured rungs is judged by the largest of them: it is worth a try if that one was.
+    """
+    best = most_efficient(step_s_by_rows, rungs, size)
+    largest = max((r for r, t in step_s_by_rows.items() if t > 0), default=0)
+    found = efficiency(step_s_by_rows, min(rung, largest))
     return best is None or found is None or found >= GAIN * best[1]
 
 
