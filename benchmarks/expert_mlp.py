@@ -1,7 +1,8 @@
 """Routed experts and dense products on CPU against the measured bound.
 
-    python benchmarks/expert_mlp.py [--shape bench-M] [--tokens 1,8,32,512] [--json FILE]
+    python benchmarks/expert_mlp.py [--shape bench-M] [--tokens 1,8,32,512] [--backends native,xla] [--json FILE]
 
+Backends alternate in one process, call by call, so that each meets the same machine.
 The bound is what two threads of numpy read from memory in the same run, alternating with the op: the machine's bandwidth
 drifts by a factor of two within hours, so a figure without its own bound says little. `cpu ms` is processor time over
 all threads: it stays steady when other programs take a core, wall time does not.
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -23,6 +25,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from pallas_kernels.backend import BACKENDS
 from pallas_kernels.expert_mlp.cases import MODEL_SHAPES, ModelShape
 from pallas_kernels.expert_mlp.op import expert_mlp, pack_expert_weights
 from pallas_kernels.expert_mlp.xla import choose_block_sizes
@@ -37,6 +40,7 @@ class Measurement:
     """One row of the table; times are for one layer."""
 
     op: str
+    backend: str
     num_tokens: int
     block_sizes: tuple[int, ...]
     wall_ms_min: float
@@ -56,13 +60,16 @@ def main() -> None:
     shape = next(shape for shape in MODEL_SHAPES if shape.name == options.shape)
     layers = [random_experts(shape, seed) for seed in range(options.layers)]
     bound = memory_reader()
-    rows = []
+    rows: list[Measurement] = []
+    print(
+        "op                   tokens backend    blocks  wall ms min / median  cpu ms   GB/s       of bound  GFLOP/s"
+    )
     for num_tokens in options.tokens:
-        rows.append(measure_experts(shape, layers, num_tokens, bound, options.seconds))
-        print_row(rows[-1], is_first=len(rows) == 1)
+        rows += measure_experts(shape, layers, num_tokens, options.backends, bound, options.seconds)
+        print_rows(rows[-len(options.backends) :])
     for out, num_rows in [(1536, 1), (1536, 8), (1536, 32), (32000, 1), (32000, 8), (32000, 32)]:
-        rows.append(measure_linear(shape.d, out, num_rows, bound, options.seconds))
-        print_row(rows[-1])
+        rows += measure_linear(shape.d, out, num_rows, options.backends, bound, options.seconds)
+        print_rows(rows[-len(options.backends) :])
     if options.json:
         write_json(options.json, shape, rows)
 
@@ -71,12 +78,17 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", default="bench-M", choices=[shape.name for shape in MODEL_SHAPES])
     parser.add_argument(
-        "--tokens", default=[1, 4, 8, 16, 32, 64, 512], type=lambda s: [int(n) for n in s.split(",")]
+        "--tokens", default=[1, 4, 8, 16, 32, 64, 128, 512], type=lambda s: [int(n) for n in s.split(",")]
     )
+    parser.add_argument("--backends", default=backends_here(), type=lambda s: s.split(","))
     parser.add_argument("--layers", default=2, type=int)
     parser.add_argument("--seconds", default=4.0, type=float, help="per row of the table")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
+
+
+def backends_here() -> list[str]:
+    return [row.name for row in BACKENDS if row.name in {"native", "xla"} and row.unavailable() is None]
 
 
 def random_experts(shape: ModelShape, seed: int) -> tuple[jax.Array, jax.Array]:
@@ -107,9 +119,10 @@ def measure_experts(
     shape: ModelShape,
     layers: list[tuple[jax.Array, jax.Array]],
     num_tokens: int,
+    backends: list[str],
     bound: Callable[[], None],
     seconds: float,
-) -> Measurement:
+) -> list[Measurement]:
     """A step of several unrolled layers, each with its own weights and routing."""
     routings = [
         np.stack([shape.routed_group_sizes(num_tokens, seed=100 * i + n) for n in range(len(layers))])
@@ -118,13 +131,21 @@ def measure_experts(
     num_rows = num_tokens * shape.top_k
     x = jnp.asarray(np.random.default_rng(0).standard_normal((num_rows, shape.d)), jnp.bfloat16)
 
-    @jax.jit
-    def step(x: jax.Array, layers: list[tuple[jax.Array, jax.Array]], sizes: jax.Array) -> jax.Array:
+    @partial(jax.jit, static_argnums=0)
+    def step(
+        backend: str, x: jax.Array, layers: list[tuple[jax.Array, jax.Array]], sizes: jax.Array
+    ) -> jax.Array:
         for n, (w_gate_up, w_down) in enumerate(layers):
-            x = expert_mlp(x, w_gate_up, w_down, sizes[n])
+            x = expert_mlp(x, w_gate_up, w_down, sizes[n], backend=backend)
         return x
 
-    calls = [lambda sizes=sizes: step(x, layers, sizes).block_until_ready() for sizes in routings]
+    calls = {
+        name: [
+            lambda sizes=sizes, name=name: step(name, x, layers, sizes).block_until_ready()
+            for sizes in routings
+        ]
+        for name in backends
+    }
     experts_hit = float(np.mean([np.count_nonzero(sizes) for sizes in routings]))
     return measure(
         f"experts {shape.name}",
@@ -139,7 +160,9 @@ def measure_experts(
     )
 
 
-def measure_linear(d: int, out: int, num_rows: int, bound: Callable[[], None], seconds: float) -> Measurement:
+def measure_linear(
+    d: int, out: int, num_rows: int, backends: list[str], bound: Callable[[], None], seconds: float
+) -> list[Measurement]:
     num_layers = max(2, (96 << 20) // (out * d * 2))  # more bytes than the last-level cache holds
     rng = np.random.default_rng(0)
     weights = [
@@ -148,17 +171,17 @@ def measure_linear(d: int, out: int, num_rows: int, bound: Callable[[], None], s
     ]
     x = jnp.asarray(rng.standard_normal((num_rows, d)), jnp.bfloat16)
 
-    @jax.jit
-    def step(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+    @partial(jax.jit, static_argnums=0)
+    def step(backend: str, x: jax.Array, weights: list[jax.Array]) -> jax.Array:
         for w in weights:
-            x = x + linear(x, w)[:, :1]  # each product waits for the one before
+            x = x + linear(x, w, backend=backend)[:, :1]  # each product waits for the one before
         return x
 
     return measure(
         f"linear {d}x{out}",
         num_rows,
         (),
-        [lambda: step(x, weights).block_until_ready()],
+        {name: [lambda name=name: step(name, x, weights).block_until_ready()] for name in backends},
         bound,
         seconds,
         num_layers=num_layers,
@@ -171,53 +194,58 @@ def measure(
     op: str,
     num_tokens: int,
     block_sizes: tuple[int, ...],
-    calls: list[Callable[[], object]],
+    calls: dict[str, list[Callable[[], object]]],
     bound: Callable[[], None],
     seconds: float,
     *,
     num_layers: int,
     num_bytes: float,
     num_flops: float,
-) -> Measurement:
-    """Alternate the op with the bound for `seconds`. Bytes and flops are per call, over all layers."""
-    calls[0]()
-    wall, cpu, bounds = [], [], []
+) -> list[Measurement]:
+    """Alternate the backends and the bound for `seconds`. Bytes and flops are per call, over all layers."""
+    for of_backend in calls.values():
+        of_backend[0]()
+    wall = {name: [] for name in calls}
+    cpu = {name: [] for name in calls}
+    bounds = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(bounds) < 3:
-        cpu_start = time.process_time()
-        for call in calls:
-            start = time.perf_counter()
-            call()
-            wall.append(time.perf_counter() - start)
-        cpu.append((time.process_time() - cpu_start) / len(calls))
+        for name, of_backend in calls.items():
+            cpu_start = time.process_time()
+            for call in of_backend:
+                start = time.perf_counter()
+                call()
+                wall[name].append(time.perf_counter() - start)
+            cpu[name].append((time.process_time() - cpu_start) / len(of_backend))
         start = time.perf_counter()
         bound()
         bounds.append(time.perf_counter() - start)
-    return Measurement(
-        op=op,
-        num_tokens=num_tokens,
-        block_sizes=block_sizes,
-        wall_ms_min=min(wall) / num_layers * 1e3,
-        wall_ms_median=float(np.median(wall)) / num_layers * 1e3,
-        cpu_ms_min=min(cpu) / num_layers * 1e3,
-        gb_per_s=num_bytes / min(wall) / 1e9,
-        gflop_per_s=num_flops / min(wall) / 1e9,
-        bound_gb_per_s=BOUND_BYTES / min(bounds) / 1e9,
-    )
-
-
-def print_row(row: Measurement, *, is_first: bool = False) -> None:
-    if is_first:
-        print(
-            "op                   tokens    blocks  wall ms min / median  cpu ms   GB/s       of bound  GFLOP/s"
+    return [
+        Measurement(
+            op=op,
+            backend=name,
+            num_tokens=num_tokens,
+            block_sizes=block_sizes if name == "xla" else (),
+            wall_ms_min=min(wall[name]) / num_layers * 1e3,
+            wall_ms_median=float(np.median(wall[name])) / num_layers * 1e3,
+            cpu_ms_min=min(cpu[name]) / num_layers * 1e3,
+            gb_per_s=num_bytes / min(wall[name]) / 1e9,
+            gflop_per_s=num_flops / min(wall[name]) / 1e9,
+            bound_gb_per_s=BOUND_BYTES / min(bounds) / 1e9,
         )
-    blocks = ",".join(map(str, row.block_sizes)) or "-"
-    cells = [
-        f"{row.op:20} {row.num_tokens:6} {blocks:>9}",
-        f"{row.wall_ms_min:12.2f} /{row.wall_ms_median:7.2f} {row.cpu_ms_min:7.2f}",
-        f"{row.gb_per_s:6.1f} {row.fraction_of_bound:5.0%} of {row.bound_gb_per_s:5.1f} {row.gflop_per_s:8.0f}",
+        for name in calls
     ]
-    print(*cells, flush=True)
+
+
+def print_rows(rows: list[Measurement]) -> None:
+    for row in rows:
+        blocks = ",".join(map(str, row.block_sizes)) or "-"
+        cells = [
+            f"{row.op:20} {row.num_tokens:6} {row.backend:7} {blocks:>9}",
+            f"{row.wall_ms_min:12.2f} /{row.wall_ms_median:7.2f} {row.cpu_ms_min:7.2f}",
+            f"{row.gb_per_s:6.1f} {row.fraction_of_bound:5.0%} of {row.bound_gb_per_s:5.1f} {row.gflop_per_s:8.0f}",
+        ]
+        print(*cells, flush=True)
 
 
 def write_json(path: Path, shape: ModelShape, rows: list[Measurement]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import orjson
+
 from control_plane.audit import AuditLog
 from control_plane.canary import (
     CanarySpec,
@@ -28,7 +30,7 @@ from control_plane.canary import (
 from control_plane.config_applier import Author, ConfigApplier
 from control_plane.config_document import document
 from control_plane.config_state import SERVER, ConfigState
-from control_plane.config_store import ConfigStore, Revision, RevisionStatus
+from control_plane.config_store import MAX_OVERRIDE_BYTES, ConfigStore, Revision, RevisionStatus
 from control_plane.engine_handle import EngineHandle
 from control_plane.errors import ChangeLocked, InvalidConfig, NotFound, StaleRevision
 from control_plane.live_audit import audit_change, audit_refusal
@@ -179,6 +181,12 @@ class LiveConfig:
     def _patched(self, patch: dict[str, Any]) -> dict[str, Any]:
         if is_too_deep(patch):
             raise InvalidConfig("The patch is nested too deeply.", param="patch")
+        if (
+            num_bytes := len(orjson.dumps(patch))
+        ) > MAX_OVERRIDE_BYTES:  # before any of its values is looked at
+            raise InvalidConfig(
+                f"The patch takes {num_bytes} bytes, more than {MAX_OVERRIDE_BYTES}.", param="patch"
+            )
         return merge(document(self.stored), patch)
 
     async def _guarded(

@@ -23,17 +23,25 @@ from pydantic import (
 )
 
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(us|ms|s|min|h)$")
+MIN_DURATION_S, MAX_DURATION_S = 1e-6, 366 * 86_400.0
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(%|B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)$")
+MAX_SIZE_BYTES = 2**50
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40} | {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from `500ms`, `2s`, `15min`; a bare number is refused because its unit would be a guess."""
+    """Seconds from `500ms`, `2s`, `15min`; a bare number is refused because its unit would be a guess.
+
+    Either 0 or from 1 us to MAX_DURATION_S: timers overflow above, quotients of times below.
+    """
     if isinstance(value, str) and (m := _DURATION.match(value.strip())):
-        return float(m[1]) * _SECONDS[m[2]]
-    raise ValueError(f"{value!r} is not a duration; write for example 500ms, 2s, 15min")
+        seconds = float(m[1]) * _SECONDS[m[2]]
+        if seconds == 0 or MIN_DURATION_S <= seconds <= MAX_DURATION_S:
+            return seconds
+        raise ValueError(f"{value[:80]!r} is neither 0s nor between 1us and {MAX_DURATION_S / 3600:g}h")
+    raise ValueError(f"{str(value)[:80]!r} is not a duration; write for example 500ms, 2s, 15min")
 
 
 class Size(BaseModel):
@@ -57,11 +65,13 @@ def parse_size(value: object) -> Size:
         return value
     if isinstance(value, str) and (m := _SIZE.match(value.strip())):
         number = float(m[1])
-        if m[2] != "%":
-            return Size(num_bytes=int(number * _BYTES[m[2]]))
-        if number <= 100:
+        if m[2] == "%" and number <= 100:
             return Size(fraction=number / 100)
-    raise ValueError(f"{value!r} is not a size; write for example 80%, 512MiB, 20GiB")
+        if m[2] != "%" and (num_bytes := number * _BYTES[m[2]]) <= MAX_SIZE_BYTES:
+            return Size(num_bytes=int(num_bytes))
+    raise ValueError(
+        f"{str(value)[:80]!r} is not a size up to 100% or 1PiB; write for example 80%, 512MiB, 20GiB"
+    )
 
 
 def duration_text(seconds: float) -> str:
@@ -77,6 +87,7 @@ Duration = Annotated[
     PlainSerializer(duration_text, return_type=str),
 ]
 RungSize = Annotated[int, Field(ge=1, le=1 << 16)]
+MAX_RUNGS = 256  # of a phase: each is a compile and an executable in memory
 SizeField = Annotated[Size, BeforeValidator(parse_size), PlainSerializer(str, return_type=str)]
 
 
@@ -134,10 +145,10 @@ class ServerConfig(_Section):
         "", "folder of config versions and audit; empty: ~/.local/state/moe-ladder/PORT; 'off': none"
     )
     max_body_size: SizeField = _restart("2MiB", "larger request bodies are refused before they are read")
-    max_prompt_bytes: int = _live(400_000, "longer prompts are refused before tokenising", ge=1)
+    max_prompt_bytes: int = _live(400_000, "longer prompts are refused before tokenising", ge=1, le=1 << 40)
     max_n: int = _live(16, "largest n", ge=1, le=128)
-    max_queued_requests: int = _live(512, "requests waiting before 429", ge=1)
-    max_queued_tokens: int = _live(1 << 20, "prompt + output tokens waiting before 429", ge=1)
+    max_queued_requests: int = _live(512, "requests waiting before 429", ge=1, le=1 << 20)
+    max_queued_tokens: int = _live(1 << 20, "prompt + output tokens waiting before 429", ge=1, le=1 << 40)
     queue_timeout: Duration = _live("120s", "longest wait in the queue before 429")
     drain_delay: Duration = _live("2s", "time between not ready and no admission on SIGTERM")
     drain_timeout: Duration = _live("30s", "longest wait for running requests on SIGTERM")
@@ -208,8 +219,8 @@ class SloConfig(_Section):
 class ParallelConfig(_Section):
     """Devices."""
 
-    expert_parallel_size: int = _restart(1, "devices that share the experts", ge=1)
-    tensor_parallel_size: int = _restart(1, "devices that share each product", ge=1)
+    expert_parallel_size: int = _restart(1, "devices that share the experts", ge=1, le=4096)
+    tensor_parallel_size: int = _restart(1, "devices that share each product", ge=1, le=4096)
 
 
 class KvCacheConfig(_Section):
@@ -248,10 +259,10 @@ class LadderConfig(_Section):
     """The shapes that are compiled, and nothing else is."""
 
     prefill_tokens: tuple[RungSize, ...] = _recompile(
-        (), "token counts of the prefill rungs; empty: chosen by rule"
+        (), "token counts of the prefill rungs; empty: chosen by rule", max_length=MAX_RUNGS
     )
     decode_rows: tuple[RungSize, ...] = _recompile(
-        (), "row counts of the decode rungs; empty: chosen by rule"
+        (), "row counts of the decode rungs; empty: chosen by rule", max_length=MAX_RUNGS
     )
     max_prefill_tokens: int = _restart(512, "tokens of the largest prefill rung", ge=16, le=1 << 16)
     max_prefill_rows: int = _recompile(16, "chunks in one prefill step", ge=1, le=256)

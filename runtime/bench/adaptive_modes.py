@@ -1,7 +1,4 @@
-"""The three ways to form batches that are compared, on one engine: static batches, one fixed rung, the controller.
-
-Imports no JAX.
-"""
+"""The three ways to form batches that are compared, on one engine: static batches, one fixed rung, the controller."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

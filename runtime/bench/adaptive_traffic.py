@@ -1,7 +1,7 @@
 """Load that swings: lengths of a recorded chat service, arrivals by a Poisson process whose rate follows a day.
 
 One day has length 1. Its light part lasts DAY_SHARE of it: the rate rises from 1 to 8 and falls back, 1 + 7 sin^2;
-then comes the night, at 30 % of the light part's mean. Imports no JAX.
+then comes the night, at 30 % of the light part's mean.
 """
 
 import csv

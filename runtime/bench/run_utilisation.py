@@ -1,7 +1,7 @@
 """Utilisation of a machine over a whole run of mixed steps: what the real tokens needed at least, over its limits.
 
 As in `utilisation.py`: bytes of weights and KV that the launches could not avoid, operations of the real tokens. Busy
-time counts for nothing, nor does padding. Imports no JAX.
+time counts for nothing, nor does padding.
 """
 
 from typing import Any

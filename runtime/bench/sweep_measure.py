@@ -1,4 +1,4 @@
-"""Measures a SweepPlan on a ready engine: every case once a round, the order turned round each time. Imports no JAX.
+"""Measures a SweepPlan on a ready engine: every case once a round, the order turned round each time.
 
 Decode counts only the window in which all rows of the batch run together, so prefill, the first launches and the rows
 that end early are no part of it. A round gives one figure a case; the report takes medians over rounds, because

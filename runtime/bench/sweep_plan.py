@@ -1,4 +1,4 @@
-"""SweepPlan: what a sweep measures, clipped to the memory there is, and the configuration it needs. Imports no JAX."""
+"""SweepPlan: what a sweep measures, clipped to the memory there is, and the configuration it needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

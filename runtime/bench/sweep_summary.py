@@ -1,4 +1,4 @@
-"""From the rounds of a sweep to its result: medians, spreads, utilisation, zones, the recommended file. Imports no JAX."""
+"""From the rounds of a sweep to its result: medians, spreads, utilisation, zones, the recommended file."""
 
 import statistics
 from collections.abc import Sequence

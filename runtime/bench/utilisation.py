@@ -3,7 +3,7 @@
 Never busy time: a device that waits for memory is busy. Two shares are stated, of the read bandwidth (weights of
 the experts that even routing hits, and the KV of the rows) and of the matrix rate; the larger is the utilisation,
 as it says how near the step is to the bound it would meet first. Both count the least work, so reading a weight twice
-does not raise them. Weights that stay in cache can bring the memory share above 1 of a main memory's rate. Imports no JAX.
+does not raise them. Weights that stay in cache can bring the memory share above 1 of a main memory's rate.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 It follows the turns of `engine/loop.py`: two launches in flight, the older one read when the younger is launched.
 Deterministic. What it leaves out: the host's work while the device is busy, the context's effect on a step's time,
-and everything that other processes do to the machine. Imports no JAX.
+and everything that other processes do to the machine.
 """
 
 from collections import deque

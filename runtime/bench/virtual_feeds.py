@@ -1,4 +1,4 @@
-"""Where the requests of a virtual run come from: by time, from a full queue, or in static batches. Imports no JAX."""
+"""Where the requests of a virtual run come from: by time, from a full queue, or in static batches."""
 
 from collections.abc import Sequence
 from typing import Protocol

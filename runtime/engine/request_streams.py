@@ -1,4 +1,4 @@
-"""RequestStreams: the requests in the engine with their text; from a step's tokens to the events of each. No JAX.
+"""RequestStreams: the requests in the engine with their text; from a step's tokens to the events of each.
 
 Owned by the engine's thread. One request's trouble (a grammar, a text) ends that request with an error and no other.
 """

@@ -99,10 +99,6 @@ class Scheduler:
     def is_idle(self) -> bool:
         return not (self._waiting or self._running or self._in_flight)
 
-    def get(self, request_id: str) -> Sequence | None:
-        """The waiting or running sequence of a request."""
-        return self._sequences.get(request_id)
-
     @property
     def oldest_arrival_s(self) -> float | None:
         """When the oldest request in line arrived that has never run."""
@@ -266,16 +262,14 @@ class Scheduler:
             return False
         num_tokens = sum(s.end - s.start for s in shares)
         max_running = min(self.policy.batch_size, self.num_rows)
-        if (
-            len(shares) >= min(limits.max_prefill_rows, self.policy.micro_batch_size)
-            or num_tokens >= limits.max_prefill_tokens
-        ):
+        max_shares = min(limits.max_prefill_rows, self.policy.micro_batch_size)
+        if len(shares) >= max_shares or num_tokens >= limits.max_prefill_tokens:
             return False
         if len(shares) < len(self._waiting):  # rows or pages are short
             return num_tokens < self.policy.min_prefill_tokens and 2 * self.num_running >= max_running
         is_full = self.num_running + len(shares) >= max_running
-        waits = [self._clock() - s.sequence.request.arrival_s for s in shares]
-        return is_held(self.policy, is_full=is_full, longest_wait_s=max(waits, default=0.0))
+        oldest_s = min((s.sequence.request.arrival_s for s in shares), default=0.0)
+        return is_held(self.policy, is_full=is_full, longest_wait_s=self._clock() - oldest_s)
 
     def _plan_prefill(self, shares: list[_Share]) -> StepPlan:
         for share in shares:

@@ -108,9 +108,7 @@ async def roll_back(
 
 async def timed_rollback(client: httpx.AsyncClient, revision: int, tag: str) -> tuple[float, int]:
     start = time.monotonic()
-    answer = await client.post(
-        f"{CONFIG}/rollback", json={"revision": revision}, headers={"If-Match": tag}
-    )
+    answer = await client.post(f"{CONFIG}/rollback", json={"revision": revision}, headers={"If-Match": tag})
     return time.monotonic() - start, answer.status_code
 
 
@@ -171,7 +169,9 @@ def main() -> int:
         if args.changes:
             print(f"{args.changes} changes by two operators beside {args.streams} streams")
             with operated_server(Path(folder) / "changes", ROW_SLOTS) as server:
-                report = asyncio.run(change_under_load(server.base_url, args.changes, args.streams, args.seed))
+                report = asyncio.run(
+                    change_under_load(server.base_url, args.changes, args.streams, args.seed)
+                )
             is_bad = report.is_bad
         if args.kills:
             print(f"{args.kills} times kill -9 during PATCH")

@@ -26,7 +26,9 @@ class OperatedServer:
 
 
 @contextmanager
-def operated_server(folder: Path, row_slots: int, ladder: dict[str, Any] | None = None) -> Iterator[OperatedServer]:
+def operated_server(
+    folder: Path, row_slots: int, ladder: dict[str, Any] | None = None
+) -> Iterator[OperatedServer]:
     """`folder` keeps the state between two starts. fp32, so that greedy answers do not hang on the rung."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {

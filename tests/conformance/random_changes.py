@@ -5,7 +5,7 @@ Bounds are such that no honest request may fail: whatever is refused or breaks u
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,12 @@ def between(low: int, high: int, unit: str) -> Draw:
 
 
 # Ladders come from small sets, or hundreds of changes would be hundreds of compiles.
-ROWS: tuple[tuple[int, tuple[int, ...]], ...] = (
+# max_batch_size and decode_rows must fit each other and are drawn together.
+type Rows = tuple[tuple[int, tuple[int, ...]], ...]
+ROWS: Rows = (
     (16, ()), (16, (1, 4, 16)), (16, (2, 8, 16)), (8, ()), (8, (1, 2, 4, 8)), (12, (4, 12)), (4, (1, 4)),
 )  # fmt: skip
+SHARE_OF_ROWS = 0.2
 FIELDS: dict[str, Draw] = {
     "server.max_prompt_bytes": one_of(300_000, 400_000),
     "server.max_n": one_of(4, 16, 128),
@@ -71,16 +74,16 @@ FIELDS: dict[str, Draw] = {
     "ladder.prefill_tokens": one_of([], [64, 256], [32, 128, 256]),
     "ladder.max_prefill_rows": one_of(4, 8),
 }
-SHARE_OF_ROWS = 0.2  # of the patches change max_batch_size and decode_rows, which must fit each other
+MAX_FIELDS = 3
 
 
-def random_patch(rng: random.Random, max_fields: int = 3) -> dict[str, Any]:
-    """A merge patch of one to `max_fields` fields."""
+def random_patch(rng: random.Random, rows_of: Rows = ROWS, without: Collection[str] = ()) -> dict[str, Any]:
+    """A merge patch of a few fields. rows_of: pairs of max_batch_size and decode_rows; without: paths to leave alone."""
     patch: dict[str, Any] = {}
     if rng.random() < SHARE_OF_ROWS:
-        max_rows, rows = rng.choice(ROWS)
+        max_rows, rows = rng.choice(rows_of)
         patch = {"batch_processing": {"max_batch_size": max_rows}, "ladder": {"decode_rows": list(rows)}}
-    for path in rng.sample(sorted(FIELDS), rng.randint(1, max_fields)):
+    for path in rng.sample(sorted(FIELDS.keys() - set(without)), rng.randint(1, MAX_FIELDS)):
         section, name = path.split(".")
         patch.setdefault(section, {})[name] = FIELDS[path](rng)
     return patch
@@ -98,15 +101,21 @@ class Accepted:
 class Operator:
     """Applies random changes one after another; reads again and retries when somebody was quicker."""
 
-    def __init__(self, name: str, client: httpx.AsyncClient, seed: int) -> None:
-        self.name, self._client, self._rng = name, client, random.Random(seed)
+    def __init__(
+        self,
+        name: str,
+        client: httpx.AsyncClient,
+        seed: int,
+        draw: Callable[[random.Random], dict[str, Any]] = random_patch,
+    ) -> None:
+        self.name, self._client, self._rng, self._draw = name, client, random.Random(seed), draw
         self.accepted: list[Accepted] = []
         self.statuses: Counter[int] = Counter()
 
     async def run(self, num_changes: int) -> None:
         """Until `num_changes` patches were answered with 200."""
         for i in range(num_changes):
-            await self.change(random_patch(self._rng), f"{self.name}-{i}")
+            await self.change(self._draw(self._rng), f"{self.name}-{i}")
 
     async def change(self, patch: dict[str, Any], reason: str) -> None:
         """Raises RuntimeError when the change is refused for another cause than somebody's being quicker."""
@@ -119,7 +128,7 @@ class Operator:
                 break
             if answer.status_code != 412:
                 raise RuntimeError(f"{patch}: {answer.status_code} {answer.text}")
-            tag = f'"{answer.json()["error"]["revision"]}"'
+            tag = f'"{answer.json()["revision"]}"'
         made = answer.json()
         if made["reason"] == reason:  # else nothing differed, and no revision was made
             self.accepted.append(Accepted(made["number"], reason, patch))

@@ -62,9 +62,7 @@ class StreamingLoad:
         await self._ask(text, rng.randrange(1, 120), rng.choice([0.0, 1.0]), leaves_after)
         return "complete" if leaves_after is None else "cancelled"
 
-    async def _ask(
-        self, prompt: str, max_tokens: int, temperature: float, leaves_after: int | None
-    ) -> str:
+    async def _ask(self, prompt: str, max_tokens: int, temperature: float, leaves_after: int | None) -> str:
         """Text of one stream. leaves_after: chunks after which the client hangs up."""
         stream = await self._client.completions.create(
             model=self._model, prompt=prompt, max_tokens=max_tokens, temperature=temperature, stream=True,

@@ -157,5 +157,5 @@ def test_no_rows() -> None:
 def test_it_is_what_the_op_chooses_for_bfloat16() -> None:
     inputs = make_inputs(CASES[0])
     assert "moe_ladder_expert_mlp" in jax.jit(expert_mlp).lower(*inputs).as_text()
-    with pytest.raises(NotImplementedError, match="takes bfloat16, got bfloat16, float32|got float32"):
+    with pytest.raises(NotImplementedError, match="takes bfloat16, got float32"):
         expert_mlp(inputs[0].astype(jnp.float32), *inputs[1:], backend="native")

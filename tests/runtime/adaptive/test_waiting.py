@@ -118,7 +118,8 @@ def test_the_gap_or_else_the_promise_over_an_answer_is_kept(obs, config):
     def token_s(n: int) -> float:
         return prefills * obs.prefill_step_s / n + obs.decode_step_s
 
-    if choice.reason is Reason.URGENT or prefills * obs.prefill_step_s + steps * obs.decode_step_s <= itl_s:
+    is_exempt = choice.reason in (Reason.URGENT, Reason.NOTHING_DECODES)
+    if is_exempt or prefills * obs.prefill_step_s + steps * obs.decode_step_s <= itl_s:
         return
     assert prefills == 1
     most = min(config.ladder.max_decode_steps, 8)

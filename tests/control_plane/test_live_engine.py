@@ -1,0 +1,245 @@
+"""Live changes over HTTP on the real, tiny engine under load: ladders, failing compiles, trials, proposals, findings."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from runtime.config import EngineConfig
+from runtime.engine.change import ChangeKind
+from runtime.engine.loop import EngineLoop
+from runtime.engine.reconfigure import kind_of
+from runtime.ladder.bucket import Bucket
+from runtime.ladder.compiler import StepCompiler
+from runtime.ladder.late_compiles import monitor
+from tests.conformance.random_changes import FIELDS, Operator, Rows, history, lost_updates, random_patch
+from tests.control_plane.live_engine import CONFIG, CONFIG_PATH, LiveServer, Load, eventually, live_server
+from tests.runtime.engine.test_loop import make_loop
+
+FIVE_ROWS = {
+    "batch_processing": {"max_batch_size": 5, "base_batch_size": 5},
+    "ladder": {"decode_rows": [1, 4, 5]},
+}
+ROWS: Rows = ((4, (1, 4)), (4, (4,)), (6, (1, 4, 6)))
+NEEDS_PREFILL_RUNGS = ("ladder.prefill_tokens", "ladder.max_prefill_rows")
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[EngineLoop]:
+    loop = make_loop(CONFIG)
+    loop.start()
+    loop.wait_complete(120)
+    yield loop
+    loop.shutdown()
+
+
+def lowering(monkeypatch: pytest.MonkeyPatch, before: Callable[[Bucket], None]) -> None:
+    """Calls `before` in the compiling thread of every rung; what it raises is the compile's error."""
+    lower = StepCompiler._lower_rung
+
+    def lower_rung(self: StepCompiler, bucket: Bucket) -> Any:
+        before(bucket)
+        return lower(self, bucket)
+
+    monkeypatch.setattr(StepCompiler, "_lower_rung", lower_rung)
+
+
+async def test_the_old_ladder_serves_until_the_new_rung_is_ready(loop, monkeypatch):
+    gate = threading.Event()
+    lowering(monkeypatch, lambda bucket: None if gate.wait(30) else pytest.fail("nobody opens the gate"))
+    monitor.arm()
+    late = monitor.num_late
+    try:
+        async with live_server(loop) as server, Load(server, num_streams=8) as load:
+            made = await server.patch(FIVE_ROWS)
+            assert (made.status_code, made.json()["status"]) == (200, "compiling")
+            before = server.hits()
+            await load.more(20)
+            assert server.hits()["decode-4"] > before["decode-4"]
+            assert "decode-5" not in server.hits()
+            assert await server.status(2) == "compiling"
+            gate.set()
+            await server.is_steady()
+            assert await server.status(2) == "applied"
+            await eventually(lambda: server.hits()["decode-5"] > 0)
+    finally:
+        gate.set()
+    assert load.errors == []
+    assert monitor.num_late == late
+    monitor.disarm()
+
+
+async def test_a_compile_that_fails_leaves_the_old_ladder_and_names_the_rung(loop, monkeypatch):
+    def fail(bucket: Bucket) -> None:
+        if bucket.rows == 6:
+            raise RuntimeError("no such instruction")
+
+    lowering(monkeypatch, fail)
+    async with live_server(loop) as server, Load(server, num_streams=4) as load:
+        rungs = set(server.hits())
+        patch = {
+            "batch_processing": {"max_batch_size": 6, "alpha": 0.1},
+            "ladder": {"decode_rows": [1, 4, 6]},
+        }
+        made = (await server.patch(patch)).json()
+        assert made["status"] == "compiling"
+        await eventually(lambda: server.service.live.revision == 3)
+        await load.more(10)
+        assert set(server.hits()) == rungs
+        assert await server.status(2) == "failed"
+        shown = await server.get(CONFIG_PATH)
+        assert shown["revision"] == 3
+        assert shown["effective"] == shown["stored"]
+        assert shown["effective"]["ladder"]["decode_rows"] == [1, 4]
+        assert shown["effective"]["batch_processing"]["alpha"] == 0.5
+        newest, failed = (await server.get(f"{CONFIG_PATH}/history"))["data"][:2]
+        assert "decode-6" in newest["reason"]
+        assert "decode-6" in failed["error"]
+        assert "no such instruction" in failed["error"]
+        monkeypatch.undo()  # the cause is gone: the same change goes through
+        assert (await server.patch(patch)).status_code == 200
+        await server.is_steady()
+        assert "decode-6" in server.hits()
+        assert (await server.get("/admin/v1/audit/verify"))["is_ok"]
+    assert load.errors == []
+
+
+async def on_trial(server: LiveServer, load: Load, patch: dict[str, Any], max_worse_percent: float) -> str:
+    """How a trial of two seconds ends, on what the engine measures."""
+    await load.more(30)
+    spec = {
+        "guard_period": "2s", "metric": "e2e_p99", "max_worse_percent": max_worse_percent, "min_requests": 5,
+    }  # fmt: skip
+
+    def enough_was_seen() -> bool:
+        return server.service.live._ring.since(0) is not None
+
+    await eventually(enough_was_seen)
+    end = asyncio.get_running_loop().time() + 10
+    while (answer := await server.patch(patch, canary=spec)).status_code == 422:
+        assert "was seen" in answer.text, answer.text  # too little before: the ring has a sample a second
+        assert asyncio.get_running_loop().time() < end, answer.text
+        await asyncio.sleep(0.2)
+    assert answer.json()["status"] == "canary"
+    assert (await server.patch({"slo": {"itl": "9s"}})).status_code == 423
+    await eventually(lambda: server.service.live.store.get(2).status not in ("canary", "compiling"))
+    return await server.status(2)
+
+
+async def test_a_trial_that_makes_requests_slower_is_taken_back_by_itself(loop):
+    async with live_server(loop) as server, Load(server, num_streams=8) as load:
+        one_row = {"batch_processing": {"base_batch_size": 1}}
+        assert await on_trial(server, load, one_row, max_worse_percent=50) == "reverted"
+        assert server.service.live.revision == 3
+        assert loop.config.batch_processing.base_batch_size == 4
+        assert loop.snapshot().policy.batch_size == 4
+        assert "e2e_p99 was" in server.service.live.newest.reason
+    assert load.errors == []
+
+
+async def test_a_trial_that_does_no_harm_is_kept(loop):
+    async with live_server(loop) as server, Load(server, num_streams=8) as load:
+        harmless = {"controller": {"dwell": "3s"}}
+        assert await on_trial(server, load, harmless, max_worse_percent=900) == "applied"
+        assert server.service.live.revision == 2
+        assert loop.config.controller.dwell == 3
+    assert load.errors == []
+
+
+async def test_random_changes_of_two_operators_lose_nothing(loop):
+    async with live_server(loop) as server, Load(server, num_streams=6) as load:
+        first = await server.get(CONFIG_PATH)
+        await load.more(6)
+        draw = partial(random_patch, rows_of=ROWS, without=NEEDS_PREFILL_RUNGS)
+        operators = [Operator(name, server.client, seed, draw) for seed, name in enumerate("ab")]
+        await asyncio.gather(*(operator.run(10) for operator in operators))
+        await load.more(6)
+        await server.is_steady()
+        now = await server.get(CONFIG_PATH)
+        accepted = [change for operator in operators for change in operator.accepted]
+        revisions = await history(server.client)
+        assert len(accepted) >= 15
+        assert lost_updates(accepted, revisions, first["stored"], now["stored"]) == []
+        assert (await server.get("/admin/v1/audit/verify"))["is_ok"]
+
+        headers = {"If-Match": f'"{now["revision"]}"'}
+        back = await server.client.post(f"{CONFIG_PATH}/rollback", json={"revision": 1}, headers=headers)
+        assert back.status_code == 200
+        await server.is_steady()
+        assert (await server.get(CONFIG_PATH))["effective"] == first["effective"]
+        assert loop.config == CONFIG
+    assert load.errors == []
+    assert {prompt: len(texts) for prompt, texts in load.texts.items()} == dict.fromkeys(load.texts, 1)
+
+
+async def two_rows_for_long(server: LiveServer) -> None:
+    """More than a thousand decode steps of two rows, which rung 4 pads."""
+    await asyncio.gather(*(_one_after_another(server, 7) for _ in range(2)))
+
+
+async def _one_after_another(server: LiveServer, num: int) -> None:
+    for _ in range(num):
+        await server.ask(200, "ab")
+
+
+async def test_a_learned_ladder_from_proposal_to_realised_gain(loop):
+    async with live_server(loop) as server:
+        await two_rows_for_long(server)
+        proposal = (await server.get("/admin/v1/ladder"))["proposal"]
+        assert "decode-2" in proposal["rungs_to_add"]
+        assert proposal["predicted_gain"] > 0.1
+        answer = await server.client.post("/admin/v1/ladder/apply", json={"reason": "two all day"})
+        assert answer.status_code == 200, answer.text
+        assert (await server.get("/admin/v1/ladder"))["applied"]["realised"] is None
+        await server.is_steady()
+        await server.get("/admin/v1/ladder")  # what is realised counts from the first look
+        await two_rows_for_long(server)
+        applied = (await server.get("/admin/v1/ladder"))["applied"]
+        assert (applied["status"], applied["is_serving"]) == ("applied", True)
+        assert applied["realised"]["num_steps"] > 1000
+        assert applied["realised"]["gain"] > 0.1
+        assert applied["realised"]["padding"]["decode"] < applied["realised"]["padding_before"]["decode"]
+
+
+async def test_a_finding_is_applied(loop):
+    async with live_server(loop) as server:
+        server.look_back()
+        await two_rows_for_long(server)
+        findings = (await server.get("/admin/v1/diagnosis"))["findings"]
+        waste = next(f for f in findings if f["id"] == "padding_waste:decode")
+        assert waste["evidence"]["rung"] == "decode-4"
+        path = "/admin/v1/diagnosis/padding_waste:decode/apply"
+        answer = await server.client.post(path, json={"reason": "as told"})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["plan"]["rungs_to_add"] == ["decode-2"] or answer.json()["plan"]["rungs_to_add"]
+        await server.is_steady()
+        assert 2 in loop.config.ladder.decode_rows
+        server.look_back()
+        await two_rows_for_long(server)
+        again = (await server.get("/admin/v1/diagnosis"))["findings"]
+        assert "padding_waste:decode" not in {finding["id"] for finding in again}
+
+
+def test_the_random_changes_leave_no_field_out():
+    may_change = {
+        f"{section}.{name}"
+        for section, fields in EngineConfig().model_dump().items()
+        for name in fields
+        if kind_of(section, name) is not ChangeKind.RESTART
+    }
+    drawn_together = {"batch_processing.max_batch_size", "ladder.decode_rows"}
+    assert may_change == FIELDS.keys() | drawn_together
+
+
+def test_every_random_patch_is_valid():
+    from control_plane.config_document import checked, document
+    from control_plane.merge_patch import merge
+
+    rng, found = random.Random(1), document(CONFIG)
+    for _ in range(300):
+        patch = random_patch(rng, rows_of=ROWS)
+        found = document(checked(merge(found, patch)))
