@@ -9,10 +9,7 @@ all threads: it stays steady when other programs take a core, wall time does not
 """
 
 import argparse
-import json
 import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +27,7 @@ from pallas_kernels.expert_mlp.cases import MODEL_SHAPES, ModelShape
 from pallas_kernels.expert_mlp.op import expert_mlp, pack_expert_weights
 from pallas_kernels.expert_mlp.xla import choose_block_sizes
 from pallas_kernels.linear.op import linear
+from runtime.bench.report import machine_stamp, write_json
 
 NUM_ROUTINGS = 6  # different routings, so that no expert stays in cache from call to call
 BOUND_BYTES = 256 << 20
@@ -71,7 +69,7 @@ def main() -> None:
         rows += measure_linear(shape.d, out, num_rows, options.backends, bound, options.seconds)
         print_rows(rows[-len(options.backends) :])
     if options.json:
-        write_json(options.json, shape, rows)
+        write_report(options.json, shape, rows)
 
 
 def parse_options() -> argparse.Namespace:
@@ -248,21 +246,15 @@ def print_rows(rows: list[Measurement]) -> None:
         print(*cells, flush=True)
 
 
-def write_json(path: Path, shape: ModelShape, rows: list[Measurement]) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
+def write_report(path: Path, shape: ModelShape, rows: list[Measurement]) -> None:
     report = {
-        "commit": commit.stdout.strip(),
-        "jax": jax.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine_stamp(),
         "load_average": os.getloadavg(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "shape": asdict(shape),
         "rows": [asdict(row) for row in rows],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(path, report)
 
 
 if __name__ == "__main__":

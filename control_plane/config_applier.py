@@ -21,7 +21,7 @@ from control_plane.config_store import MAX_OVERRIDE_BYTES, ConfigStore, Revision
 from control_plane.engine_handle import EngineHandle
 from control_plane.errors import InvalidConfig, StoreFailed
 from control_plane.live_audit import audit_change, audit_refusal
-from control_plane.merge_patch import diff, merge
+from control_plane.merge_patch import diff, leaves, merge, same
 from runtime.config import EngineConfig
 from runtime.engine.change import Applied, ChangeKind, ConfigChange, FieldChange, LadderState
 from runtime.engine.reconfigure import diff_fields
@@ -145,7 +145,11 @@ class ConfigApplier:
     async def take_back(
         self, numbers: Sequence[int], status: RevisionStatus, author: Author, error: str, **fields: Any
     ) -> Revision:
-        """A new revision without what the given ones changed; then notes what became of those, with `fields`."""
+        """A new revision without what the given ones changed; then notes what became of those, with `fields`.
+
+        Raises what `commit` does, told and audited; their status then stays what it was, and the next start takes
+        them back.
+        """
         self.compiling = [n for n in self.compiling if n not in numbers]
         target = document(self.stored)
         for number in reversed(numbers):
@@ -161,7 +165,7 @@ class ConfigApplier:
         except RuntimeFault as fault:
             log.exception("revision %s could not be taken back", numbers)
             await audit_refusal(self.audit, "revert", author, {}, fault, self.newest.number)
-            return result  # its status stays what it was, and the next start takes it back
+            raise
         self.counts[str(status)] += 1
         for number in numbers:
             await self.note(number, status, error=error[:2000], **fields)
@@ -176,6 +180,12 @@ class ConfigApplier:
             return None
         numbers, self.compiling = self.compiling, []
         return Settled(tuple(numbers), ladder.error if ladder.state is LadderState.FAILED else None)
+
+    def is_overtaken(self, number: int) -> bool:
+        """Whether later revisions replaced every field that this one needed rungs for: those never served."""
+        now, revision = dict(leaves(document(self.stored))), self.store.get(number)
+        asked = [c for c in revision.changes if c.kind is ChangeKind.RECOMPILE] if revision else []
+        return bool(asked) and not any(same(now.get(c.path), c.new) for c in asked)
 
     async def note(self, number: int, status: RevisionStatus, **fields: Any) -> Revision | None:
         """What became of a revision; a disk that is full must not stop what follows."""

@@ -72,18 +72,17 @@ def open_state(file: EngineConfig, clock: Callable[[], float] = time.time) -> Co
     path = state_folder(file)
     if path is None:
         return _start(file, ConfigStore(None), AuditLog(None, clock), None, clock)
+    folder: LockedFolder | None = None
     try:
         folder = LockedFolder(path)
-    except OSError as error:
-        if file.server.state_dir:
+        return _start(file, ConfigStore(path), AuditLog(path, clock), folder, clock)
+    except BaseException as error:
+        if folder is not None:
+            folder.close()
+        if file.server.state_dir or not isinstance(error, OSError):
             raise
         log.warning("%s cannot be used (%s): changes will not survive a restart", path, error.strerror)
         return _start(file, ConfigStore(None), AuditLog(None, clock), None, clock)
-    try:
-        return _start(file, ConfigStore(path), AuditLog(path, clock), folder, clock)
-    except BaseException:
-        folder.close()
-        raise
 
 
 def fingerprint(found: dict[str, Any]) -> str:

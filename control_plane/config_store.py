@@ -16,7 +16,7 @@ import orjson
 from control_plane.whole_files import sync_folder, write_whole
 from runtime.engine.change import ChangeKind, FieldChange
 
-KEPT_REVISIONS = 200
+KEPT_REVISIONS = 500
 MAX_OVERRIDE_BYTES = 64 * 1024
 _PREFIX, _SUFFIX = "revision-", ".json"
 log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -41,6 +42,7 @@ from runtime.engine.reconfigure import diff_fields
 from runtime.errors import RuntimeFault
 
 FLUSH_S = 60.0
+RETRY_S = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -63,6 +65,7 @@ class LiveConfig:
         self._lock = asyncio.Lock()
         self._ring = SampleRing()
         self._flushed_s = clock()
+        self._retry_s = clock()  # when a trial that could not be ended is looked at again
         self.trial: Trial | None = None
 
     # -- what is -------------------------------------------------------------------------------------------------
@@ -277,10 +280,12 @@ class LiveConfig:
                 self.trial = None
             names = ", ".join(map(str, settled.numbers))
             author = Author(SERVER, f"revision {names} is taken back: {settled.error}")
-            await self._applier.take_back(settled.numbers, RevisionStatus.FAILED, author, settled.error)
+            with suppress(RuntimeFault):  # told; the next start takes them back
+                await self._applier.take_back(settled.numbers, RevisionStatus.FAILED, author, settled.error)
             return
         for number in settled.numbers:
-            status = RevisionStatus.APPLIED
+            is_overtaken = self._applier.is_overtaken(number)
+            status = RevisionStatus.REVERTED if is_overtaken else RevisionStatus.APPLIED
             if self.trial is not None and self.trial.revision == number:
                 self.trial = replace(self.trial, start=self._sample())
                 status = RevisionStatus.CANARY
@@ -288,7 +293,7 @@ class LiveConfig:
                 await audit_change(self.audit, "compiled", revision, str(status))
 
     async def _watch_trial(self) -> None:
-        if self.trial is None:
+        if self.trial is None or self._clock() < self._retry_s:
             return
         verdict = self.verdict(self.trial)
         if verdict.outcome is Outcome.EXTENDED:
@@ -296,7 +301,10 @@ class LiveConfig:
             if revision := self.store.get(self.trial.revision):
                 await audit_change(self.audit, "canary", revision, verdict.reason)
         elif verdict.outcome is not Outcome.RUNNING:
-            await self._end_trial(self.trial, verdict, Author(SERVER, verdict.reason))
+            try:
+                await self._end_trial(self.trial, verdict, Author(SERVER, verdict.reason))
+            except RuntimeFault:  # told; the trial goes on until the change can be taken back
+                self._retry_s = self._clock() + RETRY_S
 
     async def _end_by_hand(self, outcome: Outcome, author: Author) -> Revision:
         async def end() -> Revision:
@@ -310,8 +318,6 @@ class LiveConfig:
         return await _to_the_end(end())
 
     async def _end_trial(self, trial: Trial, verdict: Verdict, author: Author) -> Revision:
-        self.trial = None
-        self.counts[f"canary_{verdict.outcome}"] += 1
         canary = {
             "spec": asdict(trial.spec),
             "before": asdict(trial.before),
@@ -324,12 +330,19 @@ class LiveConfig:
             is_waiting = trial.revision in self._applier.compiling
             status = RevisionStatus.COMPILING if is_waiting else RevisionStatus.APPLIED
             revision = await self._applier.note(trial.revision, status, canary=canary) or self.newest
+            self._forget_trial(verdict)
             await audit_change(self.audit, "canary", revision, "accepted", by=author)
             return revision
         author = replace(author, reason=f"canary of revision {trial.revision} reverted: {author.reason}")
-        return await self._applier.take_back(
+        revision = await self._applier.take_back(
             [trial.revision], RevisionStatus.REVERTED, author, verdict.reason, canary=canary
         )
+        self._forget_trial(verdict)
+        return revision
+
+    def _forget_trial(self, verdict: Verdict) -> None:
+        self.trial = None
+        self.counts[f"canary_{verdict.outcome}"] += 1
 
 
 async def _to_the_end[T](work: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -32,16 +33,17 @@ _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40} | {
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from `500ms`, `2s`, `15min`; a bare number is refused because its unit would be a guess.
-
-    Either 0 or from 1 us to MAX_DURATION_S: timers overflow above, quotients of times below.
-    """
+    """Seconds from `500ms`, `2s`, `15min`; a bare number is refused because its unit would be a guess."""
     if isinstance(value, str) and (m := _DURATION.match(value.strip())):
-        seconds = float(m[1]) * _SECONDS[m[2]]
-        if seconds == 0 or MIN_DURATION_S <= seconds <= MAX_DURATION_S:
-            return seconds
-        raise ValueError(f"{value[:80]!r} is neither 0s nor between 1us and {MAX_DURATION_S / 3600:g}h")
-    raise ValueError(f"{str(value)[:80]!r} is not a duration; write for example 500ms, 2s, 15min")
+        return float(m[1]) * _SECONDS[m[2]]
+    raise ValueError(f"{value!r} is not a duration; write for example 500ms, 2s, 15min")
+
+
+def _bounded_duration(seconds: float) -> float:
+    """Timers overflow above, quotients of times below."""
+    if seconds == 0 or MIN_DURATION_S <= seconds <= MAX_DURATION_S:
+        return seconds
+    raise ValueError(f"{seconds:g} s is neither 0s nor between 1us and {MAX_DURATION_S / 3600:g}h")
 
 
 class Size(BaseModel):
@@ -84,6 +86,7 @@ def duration_text(seconds: float) -> str:
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
+    AfterValidator(_bounded_duration),
     PlainSerializer(duration_text, return_type=str),
 ]
 RungSize = Annotated[int, Field(ge=1, le=1 << 16)]

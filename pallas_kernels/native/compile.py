@@ -8,10 +8,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
-import jaxlib
 
 SOURCE_FOLDER = Path(__file__).parent
 MAIN_SOURCE = "handlers.cpp"
@@ -81,7 +81,7 @@ def digest(compiler: str) -> str:
     for path in sorted(SOURCE_FOLDER.iterdir()):
         if path.suffix in {".cpp", ".h"}:
             text.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    text.update(f"{FLAGS} {jaxlib.__version__} {_compiler_version(compiler)}".encode())
+    text.update(f"{FLAGS} {version('jaxlib')} {_compiler_version(compiler)}".encode())
     return text.hexdigest()[:16]
 
 

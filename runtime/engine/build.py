@@ -4,6 +4,7 @@ What is quick (config.json, tokenizer, template) happens at once and fails at on
 left to the loop's thread, so that HTTP can say "loading" meanwhile.
 """
 
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pallas_kernels.backend import choose_backend
+from pallas_kernels.expert_mlp.op import IMPLEMENTATIONS
 from runtime.cache.kv_pool import KVPool, abstract_kv_pool, bytes_per_page, make_kv_pool
 from runtime.config import EngineConfig, KvCacheConfig
 from runtime.engine.chat_template import ChatTemplate
@@ -37,6 +40,8 @@ from runtime.xla_flags import set_xla_flags
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "demo-moe"
 DUMMY_SEED = 0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,8 @@ def load_engine(
 ) -> Loaded:
     """Weights, pages and the first compiles; runs in the engine's thread."""
     with monitor.expected_compiles():
+        # Settled before anything is traced: the native backend may have to be compiled first.
+        log.info("products: %s", choose_backend(tuple(IMPLEMENTATIONS)).reason)
         enable_persistent_cache(config.ladder.cache_dir)
         dtype = jnp.bfloat16 if config.model.dtype == "bf16" else jnp.float32
         ladder = BucketLadder.from_config(config, max_context)

@@ -1,4 +1,4 @@
-"""kill -9 of the real server in the middle of PATCHes by two operators; after each, the store and the next start are looked at."""
+"""kill -9 of the real server in the middle of PATCHes by two operators; then its files and the next start are looked at."""
 
 import random
 import threading

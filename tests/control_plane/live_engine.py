@@ -38,7 +38,7 @@ CONFIG = parse_config(
             "max_prefill_rows": 4,
             "cache_dir": "off",
             "row_slots": ROW_SLOTS,
-            "max_rungs": 4,
+            "max_rungs": 6,
         },
         "batch_processing": {"max_batch_size": 4, "base_batch_size": 4, "enable_dynamic_batch": False},
         "slo": {"itl": "10s"},

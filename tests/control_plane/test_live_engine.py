@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from control_plane.config_document import checked, document
+from control_plane.merge_patch import merge
 from runtime.config import EngineConfig
 from runtime.engine.change import ChangeKind
 from runtime.engine.loop import EngineLoop
@@ -16,7 +18,15 @@ from runtime.engine.reconfigure import kind_of
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.compiler import StepCompiler
 from runtime.ladder.late_compiles import monitor
-from tests.conformance.random_changes import FIELDS, Operator, Rows, history, lost_updates, random_patch
+from tests.conformance.random_changes import (
+    FIELDS,
+    Accepted,
+    Operator,
+    Rows,
+    history,
+    lost_updates,
+    random_patch,
+)
 from tests.control_plane.live_engine import CONFIG, CONFIG_PATH, LiveServer, Load, eventually, live_server
 from tests.runtime.engine.test_loop import make_loop
 
@@ -24,7 +34,7 @@ FIVE_ROWS = {
     "batch_processing": {"max_batch_size": 5, "base_batch_size": 5},
     "ladder": {"decode_rows": [1, 4, 5]},
 }
-ROWS: Rows = ((4, (1, 4)), (4, (4,)), (6, (1, 4, 6)))
+ROWS: Rows = ((4, (1, 4)), (4, (4,)), (5, (1, 4)), (6, (1, 4, 6)))
 NEEDS_PREFILL_RUNGS = ("ladder.prefill_tokens", "ladder.max_prefill_rows")
 
 
@@ -115,10 +125,6 @@ async def on_trial(server: LiveServer, load: Load, patch: dict[str, Any], max_wo
         "guard_period": "2s", "metric": "e2e_p99", "max_worse_percent": max_worse_percent, "min_requests": 5,
     }  # fmt: skip
 
-    def enough_was_seen() -> bool:
-        return server.service.live._ring.since(0) is not None
-
-    await eventually(enough_was_seen)
     end = asyncio.get_running_loop().time() + 10
     while (answer := await server.patch(patch, canary=spec)).status_code == 422:
         assert "was seen" in answer.text, answer.text  # too little before: the ring has a sample a second
@@ -215,7 +221,7 @@ async def test_a_finding_is_applied(loop):
         path = "/admin/v1/diagnosis/padding_waste:decode/apply"
         answer = await server.client.post(path, json={"reason": "as told"})
         assert answer.status_code == 200, answer.text
-        assert answer.json()["plan"]["rungs_to_add"] == ["decode-2"] or answer.json()["plan"]["rungs_to_add"]
+        assert "decode-2" in answer.json()["plan"]["rungs_to_add"]
         await server.is_steady()
         assert 2 in loop.config.ladder.decode_rows
         server.look_back()
@@ -235,10 +241,23 @@ def test_the_random_changes_leave_no_field_out():
     assert may_change == FIELDS.keys() | drawn_together
 
 
-def test_every_random_patch_is_valid():
-    from control_plane.config_document import checked, document
-    from control_plane.merge_patch import merge
+def test_a_lost_update_is_seen():
+    """The check itself: what it must find when a second writer has overwritten the first."""
+    start = {"slo": {"itl": "100ms", "ttft": "2s"}}
+    accepted = [Accepted(2, "a-0", {"slo": {"itl": "1500ms"}}), Accepted(3, "b-0", {"slo": {"ttft": "3s"}})]
+    revisions = [
+        {"number": 1, "reason": "first start", "actor": "server", "rolled_back_to": None},
+        {"number": 2, "reason": "a-0", "actor": "demo", "rolled_back_to": None},
+        {"number": 3, "reason": "b-0", "actor": "demo", "rolled_back_to": None},
+    ]
+    assert lost_updates(accepted, revisions, start, {"slo": {"itl": "1.5s", "ttft": "3s"}}) == []
+    (lost,) = lost_updates(accepted, revisions, start, {"slo": {"itl": "100ms", "ttft": "3s"}})
+    assert "slo.itl is 100ms" in lost
+    assert lost_updates(accepted, revisions[:2], start, {"slo": {"itl": "1.5s", "ttft": "3s"}})
+    assert lost_updates(accepted[:1], revisions, start, {"slo": {"itl": "1.5s", "ttft": "2s"}})
 
+
+def test_every_random_patch_is_valid():
     rng, found = random.Random(1), document(CONFIG)
     for _ in range(300):
         patch = random_patch(rng, rows_of=ROWS)

@@ -154,7 +154,8 @@ def test_no_rows() -> None:
     assert native(x, w_gate_up, w_down, sizes).shape == (0, 32)
 
 
-def test_it_is_what_the_op_chooses_for_bfloat16() -> None:
+def test_it_is_what_the_op_chooses_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MOE_LADDER_DISABLE_BACKENDS", raising=False)
     inputs = make_inputs(CASES[0])
     assert "moe_ladder_expert_mlp" in jax.jit(expert_mlp).lower(*inputs).as_text()
     with pytest.raises(NotImplementedError, match="takes bfloat16, got float32"):

@@ -55,5 +55,6 @@ def test_rows_one_by_one_under_vmap() -> None:
     )
 
 
-def test_it_is_what_the_op_chooses_for_bfloat16() -> None:
+def test_it_is_what_the_op_chooses_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MOE_LADDER_DISABLE_BACKENDS", raising=False)
     assert "moe_ladder_linear" in jax.jit(linear).lower(*make_inputs(2, 64, 8)).as_text()
