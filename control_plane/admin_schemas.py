@@ -90,7 +90,8 @@ def revision_of(if_match: str | None, current: int) -> int:
     """The revision that If-Match names. Raises PreconditionMissing, StaleRevision for what never was an ETag of ours."""
     if if_match is None or if_match.strip() == "*":
         raise PreconditionMissing(
-            'If-Match must hold the ETag of the configuration that was read, for example "7".', param="If-Match"
+            'If-Match must hold the ETag of the configuration that was read, for example "7".',
+            param="If-Match",
         )
     text = if_match.strip()
     number = text[1:-1] if len(text) > 2 and text[0] == text[-1] == '"' else ""

@@ -7,7 +7,9 @@ Any backend is switched off by naming it in the environment variable MOE_LADDER_
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -17,6 +19,7 @@ from pallas_kernels.native import library as native_library
 
 DISABLED_BY = "MOE_LADDER_DISABLE_BACKENDS"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+_for_hopper: ContextVar[bool] = ContextVar("choosing_for_hopper", default=False)
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,28 @@ def _requested_backend(
     return BackendChoice(requested, f"{requested}: asked for by name; {backend.description}")
 
 
+@contextmanager
+def choosing_for_hopper() -> Iterator[None]:
+    """Choices made inside are those of a Hopper GPU, whatever runs this: for compiling ahead of time."""
+    token = _for_hopper.set(True)
+    try:
+        yield
+    finally:
+        _for_hopper.reset(token)
+
+
 def _needs_hopper() -> str | None:
+    if _for_hopper.get():
+        return None
     device = jax.devices()[0]
     if device.platform != "gpu":
         return f"needs a Hopper GPU, the default device is {device.platform}"
     capability = str(getattr(device, "compute_capability", "unknown"))
     return None if capability.startswith("9.") else f"needs compute capability 9.x, this GPU has {capability}"
+
+
+def _needs_this_cpu() -> str | None:
+    return "code is compiled for a GPU" if _for_hopper.get() else native_library.unavailable()
 
 
 def _runs_everywhere() -> str | None:
@@ -104,7 +123,7 @@ def _runs_everywhere() -> str | None:
 # In order of preference. An op offers the subset that it implements.
 BACKENDS: tuple[Backend, ...] = (
     Backend("mosaic", "Pallas Mosaic kernel for Hopper", _needs_hopper),
-    Backend("native", "C++ kernel for CPUs with AVX-512 BF16", native_library.unavailable),
+    Backend("native", "C++ kernel for CPUs with AVX-512 BF16", _needs_this_cpu),
     Backend("xla", "blocks of rows that share an expert, compiled by XLA", _runs_everywhere),
     Backend("reference", "dense jnp, slow and obviously right", _runs_everywhere),
 )

@@ -9,12 +9,18 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.backend import choose_backend
+from pallas_kernels.expert_mlp.mosaic import expert_mlp_mosaic, unfit_for_expert_mlp
 from pallas_kernels.expert_mlp.native import expert_mlp_native
 from pallas_kernels.expert_mlp.reference import ACTIVATIONS, expert_mlp_reference
 from pallas_kernels.expert_mlp.xla import expert_mlp_xla
 from pallas_kernels.native.library import unfit_for_native
 
-IMPLEMENTATIONS = {"native": expert_mlp_native, "xla": expert_mlp_xla, "reference": expert_mlp_reference}
+IMPLEMENTATIONS = {
+    "mosaic": expert_mlp_mosaic,
+    "native": expert_mlp_native,
+    "xla": expert_mlp_xla,
+    "reference": expert_mlp_reference,
+}
 
 
 def expert_mlp(
@@ -37,7 +43,10 @@ def expert_mlp(
     backend: a name of `IMPLEMENTATIONS`; by default the best that runs here.
     """
     _check(x_sorted, w_gate_up, w_down, group_sizes, activation)
-    unfit = unfit_for_native(x_sorted, w_gate_up, w_down)
+    unfit = dict(unfit_for_native(x_sorted, w_gate_up, w_down))
+    not_mosaic = unfit_for_expert_mlp(x_sorted, w_gate_up, w_down, activation)
+    if not_mosaic is not None:
+        unfit["mosaic"] = not_mosaic
     name = choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit).name
     with jax.named_scope("expert_mlp"):
         return IMPLEMENTATIONS[name](x_sorted, w_gate_up, w_down, group_sizes, activation)

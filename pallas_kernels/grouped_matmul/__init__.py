@@ -1,0 +1,1 @@
+"""The product of rows sorted by expert with each expert's own matrix, for Hopper GPUs."""

@@ -1,0 +1,1 @@
+"""Decode attention: one new token a row over keys and values in pages."""
