@@ -26,8 +26,10 @@ class AotStep:
     """A whole step of a model on one GPU. Backends are chosen while it is traced, as on a Hopper GPU.
 
     args: positional trees of `jax.ShapeDtypeStruct`.
+    max_temp_bytes: what it may allocate; a product computed densely, for every expert, takes many times more.
     """
 
     name: str
     function: Callable[..., object]
     args: tuple[Any, ...]
+    max_temp_bytes: int

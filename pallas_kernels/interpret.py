@@ -17,7 +17,10 @@ def interpret_params(*, detect_races: bool = True) -> InterpretParams:
 
 def races_found() -> bool:
     """True if the kernels since the last reset raced. jax 0.11 only prints it (0.12 raises too), so a test has to ask."""
-    races = gpu_callbacks.get_races()
+    try:
+        races = gpu_callbacks.get_races()
+    except AssertionError:  # no kernel ran since the last reset
+        return False
     return bool(races is not None and races.races_found)
 
 

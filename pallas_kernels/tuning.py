@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -21,7 +22,7 @@ class TileTables:
     folder: Path
     device: str
     _misses: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _read: dict[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    _read: dict[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
@@ -29,7 +30,7 @@ class TileTables:
         """The shipped tables for the default device, the same object at each call."""
         return _tables_of(device_folder(jax.devices()[0].device_kind))
 
-    def look_up(self, op: str, key: str) -> Mapping[str, int] | None:
+    def look_up(self, op: str, key: str) -> Mapping[str, Any] | None:
         """The measured tile's fields, or None, which is counted as a miss. Raises ValueError for a broken table."""
         with self._lock:
             if op not in self._read:
@@ -44,12 +45,14 @@ class TileTables:
         with self._lock:
             return dict(self._misses)
 
-    def _load(self, op: str) -> Mapping[str, Mapping[str, int]]:
+    def _load(self, op: str) -> Mapping[str, Mapping[str, Any]]:
         path = self.folder / self.device / f"{op}.json"
         if not path.is_file():
             return {}
         if path.stat().st_size > MAX_TABLE_BYTES:
-            raise ValueError(f"{path.name} has {path.stat().st_size} bytes, at most {MAX_TABLE_BYTES} are read")
+            raise ValueError(
+                f"{path.name} has {path.stat().st_size} bytes, at most {MAX_TABLE_BYTES} are read"
+            )
         tiles = json.loads(path.read_text(encoding="utf-8")).get("tiles")
         if not isinstance(tiles, dict):
             raise ValueError(f'{path.name} holds no "tiles" by key')

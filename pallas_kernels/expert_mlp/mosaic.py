@@ -30,7 +30,9 @@ def expert_mlp_mosaic(
         return x_sorted
     gated, plain = tiles or choose_tiles(num_rows, w_down.shape)
     if gated.rows != plain.rows:
-        raise ValueError(f"both products share one order of rows, the tiles have {gated.rows} and {plain.rows}")
+        raise ValueError(
+            f"both products share one order of rows, the tiles have {gated.rows} and {plain.rows}"
+        )
     order = map_tiles(group_sizes, num_rows, gated.rows)
     where = (order.num_live, order.expert)
     x = x_sorted[order.sorted_row]

@@ -46,7 +46,9 @@ CASES: tuple[Case, ...] = (
     Case("around a tile, swapped", (15, 17, 16), SWAPPED, num_padding=2),
     Case("uneven K and outputs", (5, 0, 2), TileConfig(64, 96, 64, 3), k=192, outputs=192),
     Case("one step deep", (5, 2), TileConfig(64, 64, 128, 4), "gelu_tanh"),
-    Case("clamped gate, swapped", (5, 2), TileConfig(8, 128, 64, 2, swap=True), "clamped_swiglu", outputs=128),
+    Case(
+        "clamped gate, swapped", (5, 2), TileConfig(8, 128, 64, 2, swap=True), "clamped_swiglu", outputs=128
+    ),
 )
 
 

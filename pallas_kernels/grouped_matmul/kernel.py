@@ -2,13 +2,15 @@
 
 Every group starts at a whole tile, so a tile has one expert and a plain TMA store is right: no masks. TMA with the swizzle
 that wgmma wants takes rows from multiples of 8 only, so reading the sorted rows in place is not possible.
+
+A pipeline's slot is filled again one step after its product was issued (`delay_release=1`), so each step waits for the
+product before it. The interpreter multiplies at once and would not notice a missing wait; the ahead-of-time tool does.
 """
 
 import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -39,7 +41,11 @@ def grouped_matmul_tiles(
     (num_rows, k), outputs = x.shape, w.shape[1] // (2 if is_gated else 1)
     tile.check(k, outputs, is_gated=is_gated)
     up_block = outputs // tile.outputs  # the halves of w are this many tiles apart
-    accumulator = plgpu.ACC((tile.outputs, tile.rows) if tile.swap else (tile.rows, tile.outputs))
+    accumulator = plgpu.ACC(  # pyright: ignore[reportPrivateImportUsage]
+        (tile.outputs, tile.rows) if tile.swap else (tile.rows, tile.outputs)
+    )
+    num_steps = k // tile.depth
+    delay = 1 if num_steps > 1 else 0  # products that may be on their way when the next step begins
 
     def multiply(acc, x_tile, w_tile):
         if tile.swap:
@@ -59,27 +65,34 @@ def grouped_matmul_tiles(
         @pl.when(t < num_live_ref[0])
         def _():
             w_expert = w_ref.at[expert_ref[t]]
-            x_spec = plgpu.BlockSpec((tile.rows, tile.depth), lambda i: (t, i), delay_release=1)
+            x_spec = plgpu.BlockSpec((tile.rows, tile.depth), lambda i: (t, i), delay_release=delay)
 
             def w_spec(block):
-                return plgpu.BlockSpec((tile.outputs, tile.depth), lambda i: (block, i), delay_release=1)
+                return plgpu.BlockSpec((tile.outputs, tile.depth), lambda i: (block, i), delay_release=delay)
 
             def pipeline(step, blocks, operands):
                 plgpu.emit_pipeline(
                     step,
-                    grid=(k // tile.depth,),
-                    max_concurrent_steps=min(tile.steps, k // tile.depth),
+                    grid=(num_steps,),
+                    max_concurrent_steps=min(tile.steps, num_steps),
                     in_specs=[x_spec, *(w_spec(block) for block in blocks)],
                 )(x_ref, *operands)
 
             def plain(acc):
-                pipeline(lambda _, x_tile, w_tile: multiply(acc, x_tile, w_tile), [j], [w_expert])
+                def step(_, x_tile, w_tile):
+                    multiply(acc, x_tile, w_tile)
+                    plgpu.wgmma_wait(
+                        1
+                    )  # this step's product may be on its way, the one before has read its tiles
+
+                pipeline(step, [j], [w_expert])
                 return acc[...]
 
             def gated(acc_gate, acc_up):
                 def step(_, x_tile, gate_tile, up_tile):
                     multiply(acc_gate, x_tile, gate_tile)
                     multiply(acc_up, x_tile, up_tile)
+                    plgpu.wgmma_wait(2 * delay)  # two products a step
 
                 pipeline(step, [j, j + up_block], [w_expert, w_expert])
                 return acc_gate[...], acc_up[...]

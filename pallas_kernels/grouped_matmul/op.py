@@ -56,7 +56,9 @@ def grouped_matmul_mosaic(
     return jnp.where(tiles.is_row[:, None], y[tiles.aligned_row], 0)
 
 
-def unfit_for_mosaic(x: Array | jax.ShapeDtypeStruct, w: Array | jax.ShapeDtypeStruct, *, is_gated: bool) -> str | None:
+def unfit_for_mosaic(
+    x: Array | jax.ShapeDtypeStruct, w: Array | jax.ShapeDtypeStruct, *, is_gated: bool
+) -> str | None:
     """Why the kernel cannot take these operands, or None. Any number of rows and any group sizes will do."""
     for name, array in (("x", x), ("w", w)):
         if array.dtype != jnp.bfloat16:
@@ -73,9 +75,13 @@ def unfit_for_mosaic(x: Array | jax.ShapeDtypeStruct, w: Array | jax.ShapeDtypeS
 
 def _check(x: Array, w: Array, group_sizes: Array, gate: str | None) -> None:
     if x.ndim != 2 or w.ndim != 3 or x.shape[1] != w.shape[2]:
-        raise ValueError(f"x_sorted has shape {x.shape}, w {w.shape}: expected [N, K] and [E, O, K] with one K")
+        raise ValueError(
+            f"x_sorted has shape {x.shape}, w {w.shape}: expected [N, K] and [E, O, K] with one K"
+        )
     if group_sizes.shape != w.shape[:1] or not jnp.issubdtype(group_sizes.dtype, jnp.integer):
-        raise ValueError(f"group_sizes is {group_sizes.dtype}{group_sizes.shape}, expected int32{w.shape[:1]}")
+        raise ValueError(
+            f"group_sizes is {group_sizes.dtype}{group_sizes.shape}, expected int32{w.shape[:1]}"
+        )
     if gate is not None and gate not in GATES:
         raise ValueError(f"gate {gate!r} is not one of {tuple(GATES)}")
     if gate is not None and w.shape[1] % 2:

@@ -32,9 +32,9 @@ class TileConfig:
     swap: bool = False
 
     def shared_bytes(self, *, is_gated: bool) -> int:
-        """Shared memory of a block: operands in flight, the tile of the result, barriers."""
-        operands = self.rows + self.outputs * (2 if is_gated else 1)
-        return ELEMENT_BYTES * (self.steps * operands * self.depth + self.rows * self.outputs) + BARRIER_BYTES
+        """Shared memory of a block: operands in flight, later the tile of the result in their place, and barriers."""
+        operands = self.steps * (self.rows + self.outputs * (2 if is_gated else 1)) * self.depth
+        return ELEMENT_BYTES * max(operands, self.rows * self.outputs) + BARRIER_BYTES
 
     def check(self, k: int, outputs: int, *, is_gated: bool) -> None:
         """Raises ValueError where the tile is no tile, NotImplementedError where it does not divide the product.
@@ -47,7 +47,9 @@ class TileConfig:
                 f"{self}: one side is a multiple of {WGMMA_ROWS} (got {left}), the other of 8 up to 256 (got {right})"
             )
         if self.depth <= 0 or self.depth % 64 or self.steps < 2:
-            raise ValueError(f"{self}: depth is a multiple of 64 (got {self.depth}), steps >= 2 (got {self.steps})")
+            raise ValueError(
+                f"{self}: depth is a multiple of 64 (got {self.depth}), steps >= 2 (got {self.steps})"
+            )
         needed = self.shared_bytes(is_gated=is_gated)
         if needed > MAX_SHARED_BYTES:
             raise ValueError(f"{self} needs {needed} bytes of shared memory, a block has {MAX_SHARED_BYTES}")

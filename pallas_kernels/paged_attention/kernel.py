@@ -22,8 +22,10 @@ from pallas_kernels.paged_attention.tiles import (
     TILE_KEYS,
     KeyRange,
     attend_tiles,
+    check_steps,
     unfit_for_mosaic,
 )
+from pallas_kernels.tuning import TileTables
 
 NUM_CORES = 132  # of an H100 or H200
 BLOCKS_A_CORE = 2  # that fit into its shared memory
@@ -43,8 +45,17 @@ class DecodeTiles:
             raise ValueError(f"{self}: splits must be in [1, {MAX_SPLITS}], steps in [1, 8]")
 
 
-def choose_decode_tiles(num_rows: int, num_kv_heads: int, max_kv_len: int, head_dim: int) -> DecodeTiles:
-    """Enough splits that every core has its blocks, and not so many that they are short. Not measured on a GPU."""
+def choose_decode_tiles(
+    num_rows: int, num_kv_heads: int, max_kv_len: int, head_dim: int, tables: TileTables | None = None
+) -> DecodeTiles:
+    """The device's table where it has this shape, rows and keys rounded up to a power of two. Else enough splits that
+    every core has its blocks, and not so many that they are short; that rule was not measured on a GPU.
+    """
+    rows, keys = (1 << max(0, n - 1).bit_length() for n in (num_rows, max_kv_len))
+    key = f"rows={rows},kv_heads={num_kv_heads},keys={keys},head_dim={head_dim}"
+    found = (tables or TileTables.of_package()).look_up("paged_attention", key)
+    if found is not None:
+        return DecodeTiles(**found)
     max_tiles = -(-max_kv_len // TILE_KEYS)
     wanted = -(-NUM_CORES * BLOCKS_A_CORE // (num_rows * num_kv_heads))
     splits = max(1, min(wanted, -(-max_tiles // MIN_TILES_A_SPLIT), MAX_SPLITS))
@@ -63,12 +74,13 @@ def paged_attention_mosaic(
     tiles: DecodeTiles | None = None,
     interpret: InterpretParams | None = None,
 ) -> Float[Array, "B H Dh"]:
-    """The op. Raises NotImplementedError for operands that the kernel does not take."""
+    """The op. Raises NotImplementedError for operands that the kernel does not take, ValueError for tiles too large."""
     for reason in unfit_for_mosaic(q, pages).values():
         raise NotImplementedError(f"mosaic: {reason}")
     if tiles is None:
         max_kv_len = page_table.shape[1] * pages.shape[3]
         tiles = choose_decode_tiles(q.shape[0], pages.shape[2], max_kv_len, q.shape[2])
+    check_steps(tiles.steps, q.shape[2])
     return _decode(q, pages, page_table, kv_len, sinks, window, soft_cap, tiles, interpret)
 
 
@@ -181,4 +193,6 @@ def _combine(
     if sink_score is not None:
         total += jnp.exp2(sink_score - peak)
     mixed = jnp.sum(out * weight[..., None], axis=0)
-    return mixed / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]  # a row without keys gives zeros
+    return (
+        mixed / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]
+    )  # a row without keys gives zeros

@@ -24,6 +24,8 @@ TILE_KEYS = 64
 LOW_SCORE = -1e30  # finite, so that (-inf) - (-inf) never appears
 LOG2_E = math.log2(math.e)  # the softmax is taken in base 2
 HEAD_DIMS = (64, 128, 256)
+MAX_SHARED_BYTES = 227 * 1024  # of one block on Hopper
+BARRIER_BYTES = 1024  # room for barriers and alignment
 
 
 def unfit_for_mosaic(
@@ -43,6 +45,16 @@ def unfit_for_mosaic(
     return {}
 
 
+def check_steps(steps: int, head_dim: int) -> None:
+    """Raises ValueError where so many tiles of bfloat16 keys and values, beside the queries, are more than a block has."""
+    needed = 2 * head_dim * (2 * TILE_KEYS * steps + QUERY_ROWS) + BARRIER_BYTES
+    if steps < 1 or needed > MAX_SHARED_BYTES:
+        raise ValueError(
+            f"{steps} steps of {TILE_KEYS} keys of {head_dim} need {needed} bytes of shared memory, "
+            f"a block has {MAX_SHARED_BYTES}; at least 1 step"
+        )
+
+
 @dataclass(frozen=True)
 class KeyRange:
     """Tiles that one block of a kernel visits, and which keys in them are real. All traced int32 scalars."""
@@ -53,6 +65,20 @@ class KeyRange:
     num_tiles: Any  # may be 0
     first_key: Any  # keys before it are seen by no query of the block, and may be NaN
     end_key: Any  # as are those from here on
+
+
+@dataclass(frozen=True)
+class TileBuffers:
+    """Shared memory of the loop: `steps` tiles of keys and of values, [steps, 64, Dh], a barrier for each.
+
+    p: for the probabilities [64, 64], in the interpreter only, which takes no left operand from registers.
+    """
+
+    k: Any
+    v: Any
+    k_barrier: Any
+    v_barrier: Any
+    p: Any | None
 
 
 def attend_tiles(
@@ -72,115 +98,113 @@ def attend_tiles(
 
     may_see: positions of a tile's keys [64, 64] to which query rows see which, beyond the range of `keys`.
     steps: tiles in flight. first_max, first_sum: what the softmax begins with, for a sink.
-    is_interpreted: the interpreter has neither in-place accumulators nor left operands in registers.
     """
-    dtype, page_size, head_dim = pages_ref.dtype, pages_ref.shape[3], pages_ref.shape[4]
-    piece = min(page_size, TILE_KEYS)  # keys that one copy brings
-    pieces = TILE_KEYS // piece
-    pieces_a_page = page_size // piece
-    last_page = lax.div(keys.end_key - 1, page_size)
-    wgmma, by_row = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1)
+    dtype, head_dim = pages_ref.dtype, pages_ref.shape[4]
 
-    def fetch(tile, slot, k_s, v_s, k_barrier, v_barrier):
-        for i in range(pieces):
-            place = (keys.first_tile + tile) * pieces + i
-            # The last tile may reach past the row's pages: its surplus is read from the last one and masked.
-            column = jnp.minimum(lax.div(place, pieces_a_page), last_page)
-            page = table_ref[keys.row, column]
-            rows = pl.ds(lax.rem(place, pieces_a_page) * piece, piece)
-            to = pl.ds(i * piece, piece)
-            plgpu.copy_gmem_to_smem(
-                pages_ref.at[page, 0, keys.kv_head, rows], k_s.at[slot, to], k_barrier.at[slot]
-            )
-            plgpu.copy_gmem_to_smem(
-                pages_ref.at[page, 1, keys.kv_head, rows], v_s.at[slot, to], v_barrier.at[slot]
-            )
+    def loop(*scratch):
+        buffers = TileBuffers(*scratch)
 
-    def scores_of(k_tile, first_of_tile):
-        def multiply(acc):
-            plgpu.wgmma(acc, q_s, k_tile.T)
-            return acc[...]
-
-        z = pl.run_scoped(multiply, plgpu.ACC((QUERY_ROWS, TILE_KEYS)))
-        z = _scale(z, head_dim, soft_cap)
-        position = first_of_tile + plgpu.broadcasted_iota(
-            jnp.int32, (QUERY_ROWS, TILE_KEYS), 1, layout=wgmma
-        )
-        is_seen = (position >= keys.first_key) & (position < keys.end_key) & may_see(position)
-        return jnp.where(is_seen, z, LOW_SCORE)
-
-    def zero_unseen(v_tile, first_of_tile):
-        """A weight of 0 times a stale NaN would still be NaN."""
-        is_edge = (first_of_tile < keys.first_key) | (first_of_tile + TILE_KEYS > keys.end_key)
-
-        @pl.when(is_edge)
-        def _():
-            v = plgpu.load(v_tile, layout=wgmma)
-            position = first_of_tile + plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=wgmma)
-            is_real = (position >= keys.first_key) & (position < keys.end_key)
-            v_tile[...] = jnp.where(is_real, v, jnp.zeros_like(v))
-            plgpu.commit_smem()
-
-    def add_values(acc, p, v_tile, p_s):
-        if not is_interpreted:
-            return pl.run_state(lambda ref: plgpu.wgmma(ref, p, v_tile))(plgpu.ACC.init(acc))
-        p_s[...] = p
-        plgpu.commit_smem()
-
-        def multiply(fresh):
-            plgpu.wgmma(fresh, p_s, v_tile)
-            return fresh[...]
-
-        return acc + pl.run_scoped(multiply, plgpu.ACC((QUERY_ROWS, head_dim)))
-
-    def loop(k_s, v_s, k_barrier, v_barrier, p_s):
-        buffers = (k_s, v_s, k_barrier, v_barrier)
-        for slot in range(steps):
-            pl.when(slot < keys.num_tiles)(functools.partial(fetch, slot, slot, *buffers))
+        def fetch(tile):
+            _fetch(pages_ref, table_ref, keys, buffers, tile, lax.rem(tile, steps))
 
         def step(tile, carry):
             acc, old_max, total = carry
             slot = lax.rem(tile, steps)
             first_of_tile = (keys.first_tile + tile) * TILE_KEYS
-            plgpu.barrier_wait(k_barrier.at[slot])
-            z = scores_of(k_s.at[slot], first_of_tile)
+            plgpu.barrier_wait(buffers.k_barrier.at[slot])
+            z = _scores(q_s, buffers.k.at[slot], soft_cap)
+            position = first_of_tile + plgpu.broadcasted_iota(
+                jnp.int32, z.shape, 1, layout=plgpu.Layout.WGMMA
+            )
+            z = jnp.where(_is_real(position, keys) & may_see(position), z, LOW_SCORE)
             new_max = jnp.maximum(old_max, z.max(axis=1))
             shrink = jnp.exp2(old_max - new_max)
             p = jnp.exp2(z - lax.broadcast_in_dim(new_max, z.shape, [0]))
             total = total * shrink + p.sum(axis=1)
             acc = acc * lax.broadcast_in_dim(shrink, acc.shape, [0])
-            plgpu.barrier_wait(v_barrier.at[slot])
-            zero_unseen(v_s.at[slot], first_of_tile)
-            acc = add_values(acc, p.astype(dtype), v_s.at[slot], p_s)
+            plgpu.barrier_wait(buffers.v_barrier.at[slot])
+            _zero_unseen(buffers.v.at[slot], first_of_tile, keys)
+            acc = _add_values(acc, p.astype(dtype), buffers.v.at[slot], buffers.p)
 
             @pl.when(tile + steps < keys.num_tiles)
             def _():
-                plgpu.commit_smem()  # all four warps are done with the slot, their writes to it included
-                fetch(tile + steps, slot, *buffers)
+                # All four warps are done with the slot, their own writes to it included: the copy must come after.
+                plgpu.commit_smem()
+                fetch(tile + steps)
 
             return acc, new_max, total
 
-        acc = plgpu.layout_cast(jnp.full((QUERY_ROWS, head_dim), 0, jnp.float32), wgmma)
-        row_max, row_sum = (
-            plgpu.layout_cast(jnp.full((QUERY_ROWS,), value, jnp.float32), by_row)
-            for value in (first_max, first_sum)
-        )
+        for tile in range(steps):
+            pl.when(tile < keys.num_tiles)(functools.partial(fetch, jnp.int32(tile)))
+        by_row = plgpu.Layout.WGMMA.reduce(1)
+        acc = plgpu.layout_cast(jnp.full((QUERY_ROWS, head_dim), 0, jnp.float32), plgpu.Layout.WGMMA)
+        row_max = plgpu.layout_cast(jnp.full((QUERY_ROWS,), first_max, jnp.float32), by_row)
+        row_sum = plgpu.layout_cast(jnp.full((QUERY_ROWS,), first_sum, jnp.float32), by_row)
         return lax.fori_loop(0, keys.num_tiles, step, (acc, row_max, row_sum))
 
-    return pl.run_scoped(
-        loop,
-        k_s=plgpu.SMEM((steps, TILE_KEYS, head_dim), dtype),
-        v_s=plgpu.SMEM((steps, TILE_KEYS, head_dim), dtype),
-        k_barrier=plgpu.Barrier(num_arrivals=pieces, num_barriers=steps),
-        v_barrier=plgpu.Barrier(num_arrivals=pieces, num_barriers=steps),
-        p_s=plgpu.SMEM((QUERY_ROWS, TILE_KEYS), dtype) if is_interpreted else None,
-    )
+    tiles = plgpu.SMEM((steps, TILE_KEYS, head_dim), dtype)
+    copies = TILE_KEYS // min(pages_ref.shape[3], TILE_KEYS)
+    barrier = plgpu.Barrier(num_arrivals=copies, num_barriers=steps)
+    p_type = plgpu.SMEM((QUERY_ROWS, TILE_KEYS), dtype) if is_interpreted else None
+    return pl.run_scoped(loop, tiles, tiles, barrier, barrier, p_type)
 
 
-def _scale(z, head_dim: int, soft_cap: float | None):
-    """Raw products to scores in base 2."""
-    scale = head_dim**-0.5
+def _fetch(pages_ref, table_ref, keys: KeyRange, buffers: TileBuffers, tile, slot) -> None:
+    """Starts the copies of one tile of keys and of values."""
+    page_size = pages_ref.shape[3]
+    piece = min(page_size, TILE_KEYS)  # keys that one copy brings
+    pieces, pieces_a_page = TILE_KEYS // piece, page_size // piece
+    last_page = lax.div(keys.end_key - 1, page_size)
+    for i in range(pieces):
+        place = (keys.first_tile + tile) * pieces + i
+        # The last tile may reach past the row's pages: its surplus is read from the last one and masked.
+        page = table_ref[keys.row, jnp.minimum(lax.div(place, pieces_a_page), last_page)]
+        rows = pl.ds(lax.rem(place, pieces_a_page) * piece, piece)
+        to = pl.ds(i * piece, piece)
+        for part, buffer, barrier in ((0, buffers.k, buffers.k_barrier), (1, buffers.v, buffers.v_barrier)):
+            source = pages_ref.at[page, part, keys.kv_head, rows]
+            plgpu.copy_gmem_to_smem(source, buffer.at[slot, to], barrier.at[slot])
+
+
+def _is_real(position, keys: KeyRange):
+    return (position >= keys.first_key) & (position < keys.end_key)
+
+
+def _scores(q_s, k_tile, soft_cap: float | None):
+    """Scores in base 2, [64, 64]."""
+
+    def multiply(acc):
+        plgpu.wgmma(acc, q_s, k_tile.T)
+        return acc[...]
+
+    z = pl.run_scoped(multiply, plgpu.ACC((QUERY_ROWS, TILE_KEYS)))
+    scale = q_s.shape[1] ** -0.5
     if soft_cap is None:
         return z * (scale * LOG2_E)
     # tanh(x) = 1 - 2 / (1 + exp(2x)): the hardware's own tanh is off by 0.0005, times the cap.
     return soft_cap * LOG2_E * (1.0 - 2.0 / (1.0 + jnp.exp2(z * (2.0 * LOG2_E * scale / soft_cap))))
+
+
+def _zero_unseen(v_tile, first_of_tile, keys: KeyRange) -> None:
+    """A weight of 0 times a stale NaN would still be NaN. Only a range's first and last tile hold any."""
+
+    @pl.when((first_of_tile < keys.first_key) | (first_of_tile + TILE_KEYS > keys.end_key))
+    def _():
+        v = plgpu.load(v_tile, layout=plgpu.Layout.WGMMA)
+        position = first_of_tile + plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=plgpu.Layout.WGMMA)
+        v_tile[...] = jnp.where(_is_real(position, keys), v, jnp.zeros_like(v))
+        plgpu.commit_smem()
+
+
+def _add_values(acc, p, v_tile, p_s):
+    """acc + p @ v: in place and from registers on the GPU, where `p_s` is None."""
+    if p_s is None:
+        return pl.run_state(lambda ref: plgpu.wgmma(ref, p, v_tile))(plgpu.ACC.init(acc))
+    p_s[...] = p
+    plgpu.commit_smem()
+
+    def multiply(fresh):
+        plgpu.wgmma(fresh, p_s, v_tile)
+        return fresh[...]
+
+    return acc + pl.run_scoped(multiply, plgpu.ACC(acc.shape))

@@ -31,7 +31,9 @@ def prefill_attention_xla(
     last_block = jnp.cumsum(-(-row_len // block), dtype=jnp.int32)  # [R], exclusive end of each row's blocks
     queries = jnp.pad(q, ((0, block), (0, 0), (0, 0)))
     if sinks is not None:
-        sinks = jnp.tile(sinks.reshape(num_kv_heads, group), (1, block))  # [K, Q], heads fastest as in the queries
+        sinks = jnp.tile(
+            sinks.reshape(num_kv_heads, group), (1, block)
+        )  # [K, Q], heads fastest as in the queries
 
     def step(i: Array, out: Array) -> Array:
         row = jnp.sum(last_block <= i, dtype=jnp.int32)

@@ -47,8 +47,9 @@ def is_worth(step_s_by_rows: Mapping[int, float], rungs: tuple[int, ...], size: 
 
 
 def better_below(step_s_by_rows: Mapping[int, float], rungs: tuple[int, ...], size: int) -> int | None:
-    """A smaller rung that computes clearly more rows a second than `size`, if there is one."""
+    """A smaller rung that computes clearly more rows a second than `size`, if there is one; never below half of it in one
+    move, as a mistake must not cost much."""
     best, found = most_efficient(step_s_by_rows, rungs, size), efficiency(step_s_by_rows, size)
     if best is None or found is None or best[0] >= size or found >= LOSS * best[1]:
         return None
-    return best[0]
+    return next((r for r in rungs if max(best[0], size / 2) <= r < size), None)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 DUMMY_PAGE = 0  # padding writes here; nothing that is read from it reaches a result
 
@@ -86,20 +86,3 @@ def write_tokens(
 ) -> Float[Array, "N 2 K S Dh"]:
     """Writes one token a row: row b at place offsets[b] of page page_ids[b]."""
     return pages.at[page_ids, :, :, offsets].set(jnp.stack([k, v], axis=1).astype(pages.dtype))
-
-
-def read_pages(
-    pages: Float[Array, "N 2 K S Dh"], page_ids: Int[Array, "B M"], is_valid: Bool[Array, "B M*S"]
-) -> tuple[Float[Array, "B K M*S Dh"], Float[Array, "B K M*S Dh"]]:
-    """Keys and values of M pages a row, in float32; places that are not valid come back as zeros.
-
-    Zeros rather than what was there: a weight of 0 times a stale NaN or infinity would still be NaN.
-    """
-    num_rows, num_tokens = is_valid.shape
-
-    def gather(part: int) -> Array:
-        block = pages[page_ids, part].transpose(0, 2, 1, 3, 4)  # [B, K, M, S, Dh]
-        block = block.reshape(num_rows, block.shape[1], num_tokens, block.shape[-1]).astype(jnp.float32)
-        return jnp.where(is_valid[:, None, :, None], block, 0.0)
-
-    return gather(0), gather(1)

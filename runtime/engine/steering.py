@@ -25,6 +25,7 @@ from runtime.schedule.policy import limit_burst
 from runtime.schedule.scheduler import Scheduler
 
 BELIEVED_FOR_S = 60.0
+MIN_LAUNCHES = 16  # of a rung, before its time is believed
 SMOOTHING = 0.1  # weight of the newest step time; about the last twenty count
 
 
@@ -117,10 +118,12 @@ class Steering:
         )
 
     def _measured(self, phase: Phase, now_s: float) -> Iterator[tuple[Bucket, float]]:
-        """Rungs with the time of a step, but for what is too old to be believed: so it is tried again."""
+        """Rungs with the time of a step, but for what is too old or too rare to be believed: so it is tried again."""
         for bucket in self._engine.usable(phase):
             counters = self._stats.rungs.get(bucket.name)
-            if counters is not None and counters.step_s and now_s - counters.last_s < BELIEVED_FOR_S:
+            if counters is None or now_s - counters.last_s > BELIEVED_FOR_S:
+                continue
+            if len(counters.step_s) >= MIN_LAUNCHES:
                 yield bucket, counters.median_step_s
 
     def _put_in_force(self, config: EngineConfig) -> None:

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.paged_attention.xla import read_pages
 from runtime.cache.kv_pool import (
     abstract_kv_pool,
     bytes_per_page,
     make_kv_pool,
-    read_pages,
     write_pages,
     write_tokens,
 )
