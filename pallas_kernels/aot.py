@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         python = _environment()
         if python is not None:
             command = [str(python), "-m", "pallas_kernels.aot", *arguments]
-            return subprocess.run(command, cwd=ROOT, check=False).returncode  # noqa: S603 (our own interpreter)
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 (our interpreter)
         print(f"skipped: {missing}")
         _write(options.json, {"skipped": missing, "kernels": [], "steps": []})
         return 0
@@ -155,8 +156,8 @@ def _compile(name: str, function, args) -> tuple[list[KernelReport], jax.stages.
 
 
 def _environment() -> Path | None:
-    """The newest interpreter that `.ci/aot` made."""
-    return max(ROOT.glob(".cache/aot-venv-*/bin/python"), default=None, key=str)
+    """The interpreter that `.ci/aot` made, of the oldest version of jax: that is its default."""
+    return min(ROOT.glob(".cache/aot-venv-*/bin/python"), default=None, key=str)
 
 
 def _write(path: Path | None, report: dict[str, Any]) -> None:

@@ -81,9 +81,7 @@ def grouped_matmul_tiles(
             def plain(acc):
                 def step(_, x_tile, w_tile):
                     multiply(acc, x_tile, w_tile)
-                    plgpu.wgmma_wait(
-                        1
-                    )  # this step's product may be on its way, the one before has read its tiles
+                    plgpu.wgmma_wait(delay)  # the step before has read its tiles: they are overwritten next
 
                 pipeline(step, [j], [w_expert])
                 return acc[...]

@@ -28,7 +28,7 @@ from pallas_kernels.paged_attention.tiles import (
 from pallas_kernels.tuning import TileTables
 
 NUM_CORES = 132  # of an H100 or H200
-BLOCKS_A_CORE = 2  # that fit into its shared memory
+BLOCKS_A_CORE = 2  # that fit into its shared memory with heads of 128 and two steps; with three steps one would
 MIN_TILES_A_SPLIT = 4  # below, storing and combining a split costs as much as it saves
 MAX_SPLITS = 32
 
@@ -38,7 +38,7 @@ class DecodeTiles:
     """splits: parts that a row's keys are cut into, at most; steps: tiles in flight in each."""
 
     splits: int
-    steps: int = 3
+    steps: int = 2
 
     def __post_init__(self) -> None:
         if not 1 <= self.splits <= MAX_SPLITS or not 1 <= self.steps <= 8:
@@ -59,7 +59,7 @@ def choose_decode_tiles(
     max_tiles = -(-max_kv_len // TILE_KEYS)
     wanted = -(-NUM_CORES * BLOCKS_A_CORE // (num_rows * num_kv_heads))
     splits = max(1, min(wanted, -(-max_tiles // MIN_TILES_A_SPLIT), MAX_SPLITS))
-    return DecodeTiles(splits, steps=2 if head_dim > 128 else 3)
+    return DecodeTiles(splits, steps=3 if head_dim <= 64 else 2)
 
 
 def paged_attention_mosaic(
@@ -161,7 +161,8 @@ def _decode(
     )
     parts = call(grouped, pages, page_table.astype(jnp.int32), kv_len.astype(jnp.int32))
     sinks = None if sinks is None else jnp.reshape(sinks, (num_kv_heads, group))
-    out = _combine(*(part[:, :, :, :group] for part in parts), sinks)
+    out, row_max, row_sum = (part[:, :, :, :group] for part in parts)
+    out = _combine(out, row_max, row_sum, sinks)
     return out.reshape(q.shape).astype(q.dtype)
 
 

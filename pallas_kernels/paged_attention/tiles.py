@@ -177,7 +177,7 @@ def _scores(q_s, k_tile, soft_cap: float | None):
         plgpu.wgmma(acc, q_s, k_tile.T)
         return acc[...]
 
-    z = pl.run_scoped(multiply, plgpu.ACC((QUERY_ROWS, TILE_KEYS)))
+    z = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((QUERY_ROWS, TILE_KEYS)))
     scale = q_s.shape[1] ** -0.5
     if soft_cap is None:
         return z * (scale * LOG2_E)
@@ -199,7 +199,7 @@ def _zero_unseen(v_tile, first_of_tile, keys: KeyRange) -> None:
 def _add_values(acc, p, v_tile, p_s):
     """acc + p @ v: in place and from registers on the GPU, where `p_s` is None."""
     if p_s is None:
-        return pl.run_state(lambda ref: plgpu.wgmma(ref, p, v_tile))(plgpu.ACC.init(acc))
+        return pl.run_state(lambda ref: plgpu.wgmma(ref, p, v_tile))(plgpu.WGMMAAccumulatorRef.init(acc))
     p_s[...] = p
     plgpu.commit_smem()
 
@@ -207,4 +207,4 @@ def _add_values(acc, p, v_tile, p_s):
         plgpu.wgmma(fresh, p_s, v_tile)
         return fresh[...]
 
-    return acc + pl.run_scoped(multiply, plgpu.ACC(acc.shape))
+    return acc + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(acc.shape))

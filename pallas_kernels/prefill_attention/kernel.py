@@ -51,7 +51,7 @@ def prefill_attention_mosaic(
     """
     for reason in unfit_for_mosaic(q, pages).values():
         raise NotImplementedError(f"mosaic: {reason}")
-    steps = (3 if q.shape[2] <= 128 else 2) if steps is None else steps
+    steps = (3 if q.shape[2] <= 64 else 2) if steps is None else steps
     check_steps(steps, q.shape[2])
     values = (a.astype(jnp.int32) for a in (page_table, row_start, row_len, context_len))
     return _prefill(q, pages, *values, sinks, window, soft_cap, steps, interpret)

@@ -188,8 +188,8 @@ def _objection(
     on_the_way = (r for r in obs.decode_rungs if size < r <= rung)
     if any(use > band.high for r in on_the_way if (use := _step_use(r, obs, config)) is not None):
         return Reason.STEP_TOO_SLOW
-    is_current = config.controller.form == "current"
-    if is_current and not is_worth(obs.decode_step_s_by_rows, obs.decode_rungs, size, rung):
+    is_ruled = config.controller.form == "current" and rung > config.batch_processing.base_batch_size
+    if is_ruled and not is_worth(obs.decode_step_s_by_rows, obs.decode_rungs, size, rung):
         return Reason.NO_GAIN
     if not config.batch_processing.smoothing or state.avoided is None or rung < state.avoided:
         return None
@@ -198,6 +198,16 @@ def _objection(
     if use is None:
         use = largest_use(obs, config, resource, rung)
     return None if use is not None and use < band.low else Reason.DRIVEN_DOWN
+
+
+def _better(size: int, rungs: tuple[int, ...], obs: Observation, config: EngineConfig) -> int | None:
+    """A smaller rung that computes clearly more rows a second, not below base_batch_size: what was measured at one
+    moment must not talk the engine into serving hardly anybody."""
+    base = config.batch_processing.base_batch_size
+    if config.controller.form != "current" or size <= base:
+        return None
+    better = better_below(obs.decode_step_s_by_rows, rungs, size)
+    return None if better is None else next((r for r in rungs if max(better, base) <= r < size), None)
 
 
 def _step_use(rung: int, obs: Observation, config: EngineConfig) -> float | None:

@@ -108,7 +108,7 @@ def promised_steps(prefills_s: float, decode_s: float, config: EngineConfig) -> 
     spare_s = config.slo.itl - decode_s
     if spare_s <= 0 or prefills_s >= most * spare_s:
         return most
-    return max(1, math.ceil(prefills_s / spare_s))
+    return max(1, math.ceil(prefills_s / spare_s - 1e-9))  # a rounding error is no step
 
 
 def choose_fill(step_s_by_tokens: Mapping[int, float]) -> int:

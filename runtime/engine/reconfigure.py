@@ -136,6 +136,8 @@ def _warnings(fields: tuple[FieldChange, ...], new: EngineConfig, wanted: Bucket
     batch = new.batch_processing
     if changed & {base, ceiling} and batch.base_batch_size > batch.max_batch_size:
         yield f"{base} of {batch.base_batch_size} is above {ceiling} of {batch.max_batch_size}, which will hold"
+    if any(path.startswith("ladder.") for path in changed) and len(wanted.rungs) > new.ladder.max_rungs:
+        yield f"the ladder would have {len(wanted.rungs)} rungs, more than ladder.max_rungs of {new.ladder.max_rungs}"
     if changed & {ceiling, "ladder.decode_rows"} and wanted.decode[-1].rows < batch.max_batch_size:
         yield (
             f"the largest decode rung has {wanted.decode[-1].rows} rows: {ceiling} of {batch.max_batch_size} "

@@ -115,10 +115,10 @@ def test_two_writers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tiles_fill_the_cores_but_splits_do_not_get_short(tmp_path: Any) -> None:
     tables = TileTables(tmp_path, "none")
-    assert choose_decode_tiles(1, 4, 8192, 128, tables) == DecodeTiles(32, 3)
-    assert choose_decode_tiles(64, 4, 8192, 128, tables) == DecodeTiles(2, 3)
-    assert choose_decode_tiles(256, 8, 8192, 128, tables) == DecodeTiles(1, 3)
-    assert choose_decode_tiles(1, 8, 512, 256, tables) == DecodeTiles(2, 2)
+    assert choose_decode_tiles(1, 4, 8192, 128, tables) == DecodeTiles(32, 2)
+    assert choose_decode_tiles(64, 4, 8192, 128, tables) == DecodeTiles(2, 2)
+    assert choose_decode_tiles(256, 8, 8192, 128, tables) == DecodeTiles(1, 2)
+    assert choose_decode_tiles(1, 8, 512, 64, tables) == DecodeTiles(2, 3)
     assert tables.misses()["paged_attention", "rows=1,kv_heads=4,keys=8192,head_dim=128"] == 1
 
 

@@ -106,6 +106,8 @@ def test_it_settles_below_a_cliff_although_the_target_allows_more():
     sizes = Plant(0.001, 0.0001, cliff=48).run(make_config(), knows_rungs=True)
     assert sizes[-60:] == [48] * 60
     assert num_turns(sizes) <= 2
+    below_base = Plant(0.001, 0.0001, cliff=8).run(make_config(), knows_rungs=True)
+    assert min(below_base) >= 32  # the base: a dip below it is no trap
     published = Plant(0.001, 0.0001, cliff=32).run(
         make_config(controller={"form": "published"}), knows_rungs=True
     )

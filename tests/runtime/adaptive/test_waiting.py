@@ -119,7 +119,7 @@ def test_the_gap_or_else_the_promise_over_an_answer_is_kept(obs, config):
         return prefills * obs.prefill_step_s / n + obs.decode_step_s
 
     is_exempt = choice.reason in (Reason.URGENT, Reason.NOTHING_DECODES)
-    if is_exempt or prefills * obs.prefill_step_s + steps * obs.decode_step_s <= itl_s:
+    if is_exempt or prefills * obs.prefill_step_s + steps * obs.decode_step_s <= itl_s * (1 + 1e-9):
         return
     assert prefills == 1
     most = min(config.ladder.max_decode_steps, 8)

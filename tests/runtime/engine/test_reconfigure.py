@@ -100,6 +100,11 @@ def test_a_ceiling_that_no_rung_reaches_is_warned_of():
     assert "base_batch_size of 16 is above batch_processing.max_batch_size of 8" in warning
 
 
+def test_a_ladder_of_many_rungs_is_warned_of():
+    (warning,) = plan(ladder__prefill_tokens=list(range(4, 65, 4)), ladder__max_rungs=4).warnings
+    assert "more than ladder.max_rungs of 4" in warning
+
+
 def test_a_field_without_effect_is_named():
     (warning,) = plan(precision__load_threshold=0.5).warnings
     assert "precision.load_threshold has no effect" in warning
