@@ -5,7 +5,7 @@ PY := .venv/bin/python
 CONFIG ?= configs/cpu.yaml
 PYTEST_ARGS ?= -n 2 --dist loadfile
 
-.PHONY: help setup demo serve console test oracle check format bench docs
+.PHONY: help setup demo serve console test oracle aot check format bench docs
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-14s%s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ test: setup  ## the whole suite
 
 oracle: setup  ## rebuild the fixtures with transformers in an environment of its own, compare more random models
 	@.ci/oracle
+
+aot: setup  ## compile every Hopper kernel without a GPU (an environment of its own, 1 GB)
+	@.ci/aot
 
 check: setup  ## lint, formatting, types, import contracts
 	@$(PY) -m ruff check .

@@ -28,7 +28,9 @@ from pallas_kernels.paged_attention.tiles import (
 from pallas_kernels.tuning import TileTables
 
 NUM_CORES = 132  # of an H100 or H200
-BLOCKS_A_CORE = 2  # that fit into its shared memory with heads of 128 and two steps; with three steps one would
+BLOCKS_A_CORE = (
+    2  # that fit into its shared memory with heads of 128 and two steps; with three steps one would
+)
 MIN_TILES_A_SPLIT = 4  # below, storing and combining a split costs as much as it saves
 MAX_SPLITS = 32
 

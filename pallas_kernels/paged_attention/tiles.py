@@ -116,12 +116,12 @@ def attend_tiles(
             position = first_of_tile + plgpu.broadcasted_iota(
                 jnp.int32, z.shape, 1, layout=plgpu.Layout.WGMMA
             )
-            z = jnp.where(_is_real(position, keys) & may_see(position), z, LOW_SCORE)
-            new_max = jnp.maximum(old_max, z.max(axis=1))
-            shrink = jnp.exp2(old_max - new_max)
+            z = pinned(jnp.where(_is_real(position, keys) & may_see(position), z, LOW_SCORE))
+            new_max = pinned(jnp.maximum(old_max, z.max(axis=1)))
+            shrink = pinned(jnp.exp2(old_max - new_max))
             p = jnp.exp2(z - lax.broadcast_in_dim(new_max, z.shape, [0]))
-            total = total * shrink + p.sum(axis=1)
-            acc = acc * lax.broadcast_in_dim(shrink, acc.shape, [0])
+            total = pinned(total * shrink + p.sum(axis=1))
+            acc = pinned(acc * lax.broadcast_in_dim(shrink, acc.shape, [0]))
             plgpu.barrier_wait(buffers.v_barrier.at[slot])
             _zero_unseen(buffers.v.at[slot], first_of_tile, keys)
             acc = _add_values(acc, p.astype(dtype), buffers.v.at[slot], buffers.p)
@@ -136,10 +136,9 @@ def attend_tiles(
 
         for tile in range(steps):
             pl.when(tile < keys.num_tiles)(functools.partial(fetch, jnp.int32(tile)))
-        by_row = plgpu.Layout.WGMMA.reduce(1)
-        acc = plgpu.layout_cast(jnp.full((QUERY_ROWS, head_dim), 0, jnp.float32), plgpu.Layout.WGMMA)
-        row_max = plgpu.layout_cast(jnp.full((QUERY_ROWS,), first_max, jnp.float32), by_row)
-        row_sum = plgpu.layout_cast(jnp.full((QUERY_ROWS,), first_sum, jnp.float32), by_row)
+        acc = pinned(jnp.full((QUERY_ROWS, head_dim), 0, jnp.float32))
+        row_max = pinned(jnp.full((QUERY_ROWS,), first_max, jnp.float32))
+        row_sum = pinned(jnp.full((QUERY_ROWS,), first_sum, jnp.float32))
         return lax.fori_loop(0, keys.num_tiles, step, (acc, row_max, row_sum))
 
     tiles = plgpu.SMEM((steps, TILE_KEYS, head_dim), dtype)
@@ -147,6 +146,15 @@ def attend_tiles(
     barrier = plgpu.Barrier(num_arrivals=copies, num_barriers=steps)
     p_type = plgpu.SMEM((QUERY_ROWS, TILE_KEYS), dtype) if is_interpreted else None
     return pl.run_scoped(loop, tiles, tiles, barrier, barrier, p_type)
+
+
+def pinned(x):
+    """A matrix of scores or values, or a value for each of its rows, where wgmma has it.
+
+    Layouts are otherwise found by a search, which takes minutes for the longer chains of operations here.
+    """
+    layout = plgpu.Layout.WGMMA
+    return plgpu.layout_cast(x, layout if x.ndim == 2 else layout.reduce(1))
 
 
 def _fetch(pages_ref, table_ref, keys: KeyRange, buffers: TileBuffers, tile, slot) -> None:
@@ -180,9 +188,10 @@ def _scores(q_s, k_tile, soft_cap: float | None):
     z = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((QUERY_ROWS, TILE_KEYS)))
     scale = q_s.shape[1] ** -0.5
     if soft_cap is None:
-        return z * (scale * LOG2_E)
+        return pinned(z * (scale * LOG2_E))
     # tanh(x) = 1 - 2 / (1 + exp(2x)): the hardware's own tanh is off by 0.0005, times the cap.
-    return soft_cap * LOG2_E * (1.0 - 2.0 / (1.0 + jnp.exp2(z * (2.0 * LOG2_E * scale / soft_cap))))
+    grown = pinned(jnp.exp2(pinned(z * (2.0 * LOG2_E * scale / soft_cap))))
+    return pinned((1.0 - pinned(2.0 / pinned(1.0 + grown))) * (soft_cap * LOG2_E))
 
 
 def _zero_unseen(v_tile, first_of_tile, keys: KeyRange) -> None:

@@ -27,6 +27,7 @@ from pallas_kernels.paged_attention.tiles import (
     KeyRange,
     attend_tiles,
     check_steps,
+    pinned,
     unfit_for_mosaic,
 )
 from pallas_kernels.prefill_attention.reference import row_of_tokens
@@ -122,7 +123,7 @@ def _prefill(
 
             q_type = plgpu.SMEM((QUERY_ROWS, head_dim), pages.dtype)
             mixed, _, total = pl.run_scoped(with_queries, q_type, plgpu.Barrier())
-            return mixed / lax.broadcast_in_dim(total, mixed.shape, [0])
+            return pinned(mixed / pinned(lax.broadcast_in_dim(total, mixed.shape, [0])))
 
         @pl.when(block < num_live_ref[0])
         def _():
@@ -133,7 +134,7 @@ def _prefill(
 
             @functools.partial(pl.run_scoped, out_s=plgpu.SMEM((QUERY_ROWS, head_dim), pages.dtype))
             def _(out_s):
-                out_s[...] = result.astype(out_s.dtype)
+                out_s[...] = pinned(result.astype(out_s.dtype))
                 plgpu.commit_smem()
                 for first in range(0, QUERY_ROWS, piece):
 

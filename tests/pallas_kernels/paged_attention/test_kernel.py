@@ -83,6 +83,8 @@ def is_noticed(call: Callable[[], jax.Array]) -> bool:
     """By an error (jax 0.12 raises on a race) or by the report of a race."""
     try:
         jax.block_until_ready(call())
+    except (TypeError, AttributeError):  # of the planting itself
+        raise
     except Exception:
         return True
     return races_found()
