@@ -126,7 +126,7 @@ def _decode(
                 table_ref,
                 q_s,
                 keys,
-                keys.holds,
+                lambda position: position >= 0,
                 soft_cap=soft_cap,
                 steps=tiles.steps,
                 is_interpreted=interpret is not None,

@@ -66,9 +66,6 @@ class KeyRange:
     first_key: Any  # keys before it are seen by no query of the block, and may be NaN
     end_key: Any  # as are those from here on
 
-    def holds(self, position):
-        return (position >= self.first_key) & (position < self.end_key)
-
 
 @dataclass(frozen=True)
 class TileBuffers:
@@ -99,8 +96,7 @@ def attend_tiles(
 ):
     """Unnormalised (sum of p * v [64, Dh], maximum [64], sum of p [64]); scores are in base 2.
 
-    may_see: positions of a tile's keys [64, 64] to which query rows see which. Rows that see keys outside the range of
-        `keys` come back as garbage, which may be NaN.
+    may_see: positions of a tile's keys [64, 64] to which query rows see which, beyond the range of `keys`.
     steps: tiles in flight. first_max, first_sum: what the softmax begins with, for a sink.
     """
     dtype, head_dim = pages_ref.dtype, pages_ref.shape[4]
@@ -120,7 +116,7 @@ def attend_tiles(
             position = first_of_tile + plgpu.broadcasted_iota(
                 jnp.int32, z.shape, 1, layout=plgpu.Layout.WGMMA
             )
-            z = pinned(jnp.where(may_see(position), z, LOW_SCORE))
+            z = pinned(jnp.where(_is_real(position, keys) & may_see(position), z, LOW_SCORE))
             new_max = pinned(jnp.maximum(old_max, z.max(axis=1)))
             shrink = pinned(jnp.exp2(old_max - new_max))
             p = jnp.exp2(z - lax.broadcast_in_dim(new_max, z.shape, [0]))
@@ -178,6 +174,10 @@ def _fetch(pages_ref, table_ref, keys: KeyRange, buffers: TileBuffers, tile, slo
             plgpu.copy_gmem_to_smem(source, buffer.at[slot, to], barrier.at[slot])
 
 
+def _is_real(position, keys: KeyRange):
+    return (position >= keys.first_key) & (position < keys.end_key)
+
+
 def _scores(q_s, k_tile, soft_cap: float | None):
     """Scores in base 2, [64, 64]."""
 
@@ -201,7 +201,7 @@ def _zero_unseen(v_tile, first_of_tile, keys: KeyRange) -> None:
     def _():
         v = plgpu.load(v_tile, layout=plgpu.Layout.WGMMA)
         position = first_of_tile + plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=plgpu.Layout.WGMMA)
-        v_tile[...] = jnp.where(keys.holds(position), v, jnp.zeros_like(v))
+        v_tile[...] = jnp.where(_is_real(position, keys), v, jnp.zeros_like(v))
         plgpu.commit_smem()
 
 

@@ -16,6 +16,9 @@ IMPLEMENTATIONS = {
     "reference": prefill_attention_reference,
 }
 
+# The kernel passes in the interpreter only: a server that chose it would hang at the first rung.
+NOT_COMPILED = "the compiler's search for a layout does not end at pages of 64"
+
 
 def prefill_attention(
     q: Float[Array, "T H Dh"],
@@ -59,4 +62,5 @@ def choose_prefill_attention(
     q: jax.Array | jax.ShapeDtypeStruct, pages: jax.Array | jax.ShapeDtypeStruct, backend: str | None = None
 ) -> BackendChoice:
     """Which implementation takes these operands here, and why. Raises as `choose_backend` does."""
-    return choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit_for_mosaic(q, pages))
+    unfit = {"mosaic": NOT_COMPILED, **unfit_for_mosaic(q, pages)}
+    return choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit)
