@@ -80,9 +80,7 @@ def decide_batch_size(
         target, reason = _largest_safe(size, target, reason, rungs, state, obs, config)
     elif target < size and batch.smoothing and _may_suffice(size, load, obs, config):
         target, reason = size, Reason.DRAINING
-    better = (
-        better_below(obs.decode_step_s_by_rows, rungs, size) if config.controller.form == "current" else None
-    )
+    better = _better(size, rungs, obs, config)
     if better is not None and better < target:
         target, reason = better, Reason.NO_GAIN
     if target != size and batch.smoothing and now_s - state.moved_s < config.controller.dwell:

@@ -29,6 +29,7 @@ class Plant:
     leaving: float = 1.0  # share of the running rows that end within a tick
     hiccups: tuple[int, ...] = ()  # ticks at which a step takes ten times as long
     cliff: int | None = None  # above so many rows a step takes three times as long
+    known: tuple[int, ...] = ()  # rungs that were measured before
 
     def step_s(self, rung: int) -> float:
         slow = 3 if self.cliff is not None and rung > self.cliff else 1
@@ -37,6 +38,8 @@ class Plant:
     def run(self, config, *, knows_rungs, start=32) -> list[int]:
         state, size, running, sizes = BatchSizeState(start), start, start, []
         noise, measured = random.Random(1), defaultdict(list)
+        for rung in self.known:
+            measured[rung].append(self.step_s(rung))
         for tick in range(NUM_TICKS):
             now_s = NOW_S + TICK_S * tick
             running = max(size, running - math.ceil(self.leaving * running))
@@ -106,12 +109,21 @@ def test_it_settles_below_a_cliff_although_the_target_allows_more():
     sizes = Plant(0.001, 0.0001, cliff=48).run(make_config(), knows_rungs=True)
     assert sizes[-60:] == [48] * 60
     assert num_turns(sizes) <= 2
-    below_base = Plant(0.001, 0.0001, cliff=8).run(make_config(), knows_rungs=True)
-    assert min(below_base) >= 32  # the base: a dip below it is no trap
     published = Plant(0.001, 0.0001, cliff=32).run(
         make_config(controller={"form": "published"}), knows_rungs=True
     )
     assert published[-1] == 48  # as published, it knows nothing of throughput
+
+
+@pytest.mark.parametrize("start", RUNGS)
+def test_small_rungs_that_compute_more_rows_a_second_are_no_trap(start):
+    """Small rungs were served when few came and are known to be efficient. Going down to them leaves no measurement
+    that leads up again, so the rule for throughput ends at the base, whether coming from above or from below."""
+    plant = Plant(0.001, 0.0001, cliff=8, known=RUNGS)
+    sizes = plant.run(make_config(), knows_rungs=True, start=start)
+    assert set(sizes[-60:]) == {32}
+    assert min(sizes) >= min(start, 32)
+    assert num_turns(sizes) <= 1
 
 
 def test_memory_settles_too():
