@@ -29,6 +29,7 @@ from runtime.ladder.compiler import AbstractState, StepCompiler, enable_persiste
 from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.late_compiles import monitor
 from runtime.ladder.step import SCORE_CHUNK, StepShape, abstract_row_state
+from runtime.mesh import make_device_mesh
 from runtime.model.architecture import Architecture, load_architecture
 from runtime.model.checkpoint import load_params
 from runtime.model.params import Params, abstract_params, init_params
@@ -123,6 +124,9 @@ def load_engine(
         log.info("products: %s", choose_backend(tuple(IMPLEMENTATIONS)).reason)
         enable_persistent_cache(config.ladder.cache_dir)
         dtype = jnp.bfloat16 if config.model.dtype == "bf16" else jnp.float32
+        mesh = make_device_mesh(config.parallel, arch)
+        if mesh is not None:
+            return load_on_mesh(config, path, mesh, dtype, eos_ids, max_context)
         ladder = BucketLadder.from_config(config, max_context)
         page_size = config.kv_cache.page_size
         shape = StepShape(

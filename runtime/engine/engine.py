@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from runtime.cache.kv_pool import KVPool
-from runtime.ladder.batch import DECODE_HEADER, aligned_tokens, pack, packed_len
+from runtime.experts.layer import ExpertLoad
+from runtime.ladder.batch import DECODE_HEADER, pack, packed_len
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.compiler import StepCompiler, sampler_name
 from runtime.ladder.ladder import BucketLadder
+from runtime.ladder.shard_packing import columns_of, pack_shards, rung_size, split_plan
 from runtime.ladder.step import SCORE_CHUNK, RowState, StepOutput, StepShape
 from runtime.model.architecture import Architecture
 from runtime.model.params import Params
@@ -47,6 +49,7 @@ class ScoreChunk:
     targets: np.ndarray
     outputs: tuple[jax.Array, jax.Array, jax.Array]
     num: int
+    first_row: int = 0  # of the outputs; others belong to other shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,14 @@ class InFlightStep:
     bucket: Bucket
     output: StepOutput | None  # None: no chunk of the prefill ends, nothing is sampled
     scores: tuple[ScoreChunk, ...]
-    expert_tokens: jax.Array  # [L, E], this launch alone
+    load: ExpertLoad  # of this launch alone
     launched_s: float
+    columns: tuple[int, ...] = ()  # place of each chunk among the output's rows
+
+    @property
+    def expert_tokens(self) -> jax.Array:
+        """Tokens by layer and logical expert, [L, E]."""
+        return self.load.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,7 @@ class CollectedStep:
     expert_tokens: np.ndarray  # [L, E]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     prompt_logprobs: Mapping[str, PromptScores] = field(default_factory=dict)
+    device_rows: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [L, devices], experts' rows
 
 
 class Engine:
@@ -91,7 +101,14 @@ class Engine:
         compiler: StepCompiler,
         state: DeviceState,
         eos_ids: tuple[int, ...],
+        num_shards: int = 1,
+        is_on_mesh: bool = False,
     ) -> None:
+        """shape: of one shard. num_shards: shards of rows and pages, each on devices of its own.
+
+        is_on_mesh: the compiled functions are those of several devices.
+        """
+        self.num_shards, self.is_on_mesh = num_shards, is_on_mesh
         self.arch, self.shape, self.ladder, self.compiler = arch, shape, ladder, compiler
         self._state = state
         self._eos_ids = eos_ids
@@ -126,13 +143,23 @@ class Engine:
 
     @property
     def num_pages(self) -> int:
-        """Pages of the pool, the dummy page included."""
-        return self._state.pool.num_pages
+        """Pages that requests can hold, and a dummy page."""
+        return self._state.pool.num_pages - self.num_shards + 1
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers."""
         return self._state.pool.nbytes // self._state.pool.num_pages
+
+    @property
+    def num_row_slots(self) -> int:
+        """Rows that the device has room for, over all shards."""
+        return self.num_shards * self.shape.num_slots
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        """Tokens of the widest prefill rung that the arrays have room for, over all shards."""
+        return self.num_shards * self.shape.max_prefill_tokens
 
     @property
     def can_serve(self) -> bool:
@@ -176,41 +203,57 @@ class Engine:
 
     def launch(self, plan: StepPlan, masks: Mapping[int, np.ndarray]) -> InFlightStep:
         """Start a step. `masks` holds the grammar bit mask of each row in the plan that has one."""
-        is_prefill = plan.phase is Phase.PREFILL
-        tokens = aligned_tokens(plan, self.shape.page_size) if is_prefill else len(plan.chunks)
-        bucket = self.ladder.pick(plan.phase, tokens, len(plan.chunks), self._is_usable)
+        parts = self._parts(plan)
+        bucket = self.ladder.pick(plan.phase, *rung_size(parts, self.shape.page_size), self._is_usable)
         for chunk in plan.chunks:
             if chunk.is_new_row:
                 self._write_row(chunk)
         for row, mask in masks.items():
+            slot = self._slot_of(row).reshape(*self._slot_of(row).shape, 1)
             self._state.sampling = self.compiler.call(
-                "set_mask", self._state.sampling, np.array([row], np.int32), mask.reshape(1, -1)
+                "set_mask", self._state.sampling, slot, mask.reshape(1, -1)
             )
-        packed = pack(
-            plan,
-            bucket,
-            page_size=self.shape.page_size,
-            pages_per_row=self.shape.pages_per_row,
-            dummy_slot=self.shape.dummy_slot,
-        )
+        sizes = {"page_size": self.shape.page_size, "pages_per_row": self.shape.pages_per_row}
+        if self.num_shards == 1 and not self.is_on_mesh:
+            packed = pack(plan, bucket, dummy_slot=self.shape.dummy_slot, **sizes)
+        else:
+            packed = pack_shards(parts, bucket, num_slots=self.shape.num_slots, **sizes)
         return self._run(plan, bucket, packed)
+
+    def demand(self, plan: StepPlan) -> tuple[int, int]:
+        """(tokens, rows) that a rung must cover to take the plan."""
+        return rung_size(self._parts(plan), self.shape.page_size)
+
+    def _parts(self, plan: StepPlan) -> list[StepPlan]:
+        return [plan] if self.num_shards == 1 else split_plan(plan, self.num_shards, self.shape.num_slots)
+
+    def _slot_of(self, row: int) -> np.ndarray:
+        """The row as the compiled writes take it: with several shards, one number each."""
+        if not self.is_on_mesh:
+            return np.array(row, np.int32)
+        shard, slot = divmod(row, self.shape.num_slots)
+        slots = np.full(self.num_shards, self.shape.dummy_slot, np.int32)
+        slots[shard] = slot
+        return slots
 
     def collect(self, step: InFlightStep) -> CollectedStep:
         """Wait for a launch and read its tokens."""
-        plan, counts = step.plan, np.asarray(step.expert_tokens)
+        plan, counts, rows = step.plan, np.asarray(step.load.tokens), np.asarray(step.load.rows)
         scores = _read_scores(step.scores)
         if step.output is None:
             nothing = tuple(() for _ in plan.chunks)
-            return CollectedStep(StepResult(nothing), 1, counts, nothing, scores)
+            return CollectedStep(StepResult(nothing), 1, counts, nothing, scores, rows)
         ids, produced = np.asarray(step.output.tokens)  # [K, B] each
-        tokens = tuple(tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in range(len(plan.chunks)))
+        tokens = tuple(tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in step.columns)
         num_steps = int(produced.any(axis=1).sum())
-        return CollectedStep(StepResult(tokens), num_steps, counts, self._read_logprobs(step, tokens), scores)
+        logprobs = self._read_logprobs(step, tokens)
+        return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows)
 
     def warm_up(self, bucket: Bucket) -> None:
         """Run a rung once on the dummy page and row: code and weights are touched before traffic."""
-        packed = np.zeros(packed_len(bucket, self.shape.pages_per_row), np.int32)
-        t, r = bucket.tokens, bucket.rows
+        share = bucket.share(self.num_shards)
+        packed = np.zeros(packed_len(share, self.shape.pages_per_row), np.int32)
+        t, r = share.tokens, share.rows
         if bucket.phase is Phase.PREFILL:
             packed[:t] = np.arange(t) * 7919 % self.arch.vocab_size  # spread over experts
             fields = packed[t : t + 5 * r].reshape(5, r)
@@ -219,16 +262,19 @@ class Engine:
         else:
             packed[1] = 1  # one step in which every row is active
             packed[DECODE_HEADER : DECODE_HEADER + r] = self.shape.dummy_slot
-        jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).expert_tokens)
+        if self.is_on_mesh:
+            packed = np.tile(packed, (self.num_shards, 1))
+        jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).load)
 
     def _run(self, plan: StepPlan, bucket: Bucket, packed: np.ndarray) -> InFlightStep:
         s, launched = self._state, time.monotonic()
+        columns = columns_of(plan, bucket, self.num_shards, self.shape.num_slots)
         if bucket.phase is Phase.DECODE:
-            s.pool, s.rows, s.sampling, output, counts = self.compiler.call(
+            s.pool, s.rows, s.sampling, output, load = self.compiler.call(
                 bucket.name, s.params, s.pool, s.rows, s.sampling, packed
             )
-            return InFlightStep(plan, bucket, output, (), counts, launched)
-        s.pool, s.hidden, prefilled, counts = self.compiler.call(
+            return InFlightStep(plan, bucket, output, (), load, launched, columns)
+        s.pool, s.hidden, prefilled, load = self.compiler.call(
             bucket.name, s.params, s.pool, s.hidden, packed
         )
         scores, output = self._launch_scores(plan), None
@@ -236,12 +282,12 @@ class Engine:
             s.rows, s.sampling, output = self.compiler.call(
                 sampler_name(bucket.rows), s.rows, s.sampling, prefilled
             )
-        return InFlightStep(plan, bucket, output, scores, counts, launched)
+        return InFlightStep(plan, bucket, output, scores, load, launched, columns)
 
     def _write_row(self, chunk: ScheduledChunk) -> None:
         sequence, s = chunk.sequence, self._state
         params = sequence.request.params
-        slot = np.int32(chunk.row)
+        slot = self._slot_of(chunk.row)
         num_known = len(sequence.output_ids)
         s.rows = self.compiler.call("start_row", s.rows, slot, np.int32(params.max_tokens - num_known))
         record = pack_row(
@@ -264,22 +310,26 @@ class Engine:
 
     def _launch_scores(self, plan: StepPlan) -> tuple[ScoreChunk, ...]:
         scores: list[ScoreChunk] = []
-        offset = 0
-        for chunk in plan.chunks:
-            prompt = chunk.sequence.request.prompt_ids
-            if chunk.sequence.request.params.prompt_logprobs is not None:
-                end = min(chunk.start + chunk.num_tokens, len(prompt) - 1)
-                for start in range(chunk.start, end, SCORE_CHUNK):
-                    num = min(SCORE_CHUNK, end - start)
-                    targets = np.zeros(SCORE_CHUNK, np.int32)
-                    targets[:num] = prompt[start + 1 : start + 1 + num]
-                    where = np.int32(offset + start - chunk.start)
-                    outputs = self.compiler.call(
-                        "score", self._state.params, self._state.hidden, where, targets
-                    )
-                    scores.append(ScoreChunk(chunk.sequence, start + 1, targets, outputs, num))
-            offset += -(-chunk.num_tokens // self.shape.page_size) * self.shape.page_size
+        for shard, part in enumerate(self._parts(plan)):
+            offset = 0
+            for chunk in part.chunks:
+                if chunk.sequence.request.params.prompt_logprobs is not None:
+                    scores += self._score_chunk(chunk, offset - chunk.start, shard)
+                offset += -(-chunk.num_tokens // self.shape.page_size) * self.shape.page_size
         return tuple(scores)
+
+    def _score_chunk(self, chunk: ScheduledChunk, shift: int, shard: int) -> list[ScoreChunk]:
+        """Position p of the chunk's sequence stands at p + shift of its shard's hidden states."""
+        prompt, scores = chunk.sequence.request.prompt_ids, []
+        end = min(chunk.start + chunk.num_tokens, len(prompt) - 1)
+        for start in range(chunk.start, end, SCORE_CHUNK):
+            num = min(SCORE_CHUNK, end - start)
+            targets = np.zeros(SCORE_CHUNK, np.int32)
+            targets[:num] = prompt[start + 1 : start + 1 + num]
+            where = np.full(self.num_shards, start + shift, np.int32) if self.is_on_mesh else np.int32(start + shift)
+            outputs = self.compiler.call("score", self._state.params, self._state.hidden, where, targets)
+            scores.append(ScoreChunk(chunk.sequence, start + 1, targets, outputs, num, shard * SCORE_CHUNK))
+        return scores
 
     def _read_logprobs(
         self, step: InFlightStep, tokens: tuple[tuple[int, ...], ...]
@@ -292,18 +342,18 @@ class Engine:
             ()
             if num is None
             else tuple(
-                _token_logprob(token, chosen[k, i], top_ids[k, i, :num], top[k, i, :num])
+                _token_logprob(token, chosen[k, column], top_ids[k, column, :num], top[k, column, :num])
                 for k, token in enumerate(tokens[i])
             )
-            for i, num in enumerate(wanted)
+            for i, (num, column) in enumerate(zip(wanted, step.columns, strict=True))
         )
 
 
 def make_device_state(
-    arch: Architecture, params: Params, pool: KVPool, sampling: SamplingState, shape: StepShape
+    arch: Architecture, params: Params, pool: KVPool, sampling: SamplingState, shape: StepShape, num_shards: int = 1
 ) -> DeviceState:
-    """Zeroed row state and scratch beside the given weights and pool."""
-    slots = shape.num_slots + 1
+    """Zeroed row state and scratch beside the given weights and pool; `shape` is that of one shard."""
+    slots = num_shards * (shape.num_slots + 1)
     rows = RowState(
         token=jnp.zeros(slots, jnp.int32),
         position=jnp.zeros(slots, jnp.int32),
@@ -311,18 +361,18 @@ def make_device_state(
         is_done=jnp.zeros(slots, jnp.bool_),
     )
     dtype = params.embedding.dtype
-    hidden = jnp.zeros((shape.max_prefill_tokens + SCORE_CHUNK, arch.hidden_size), dtype)
+    hidden = jnp.zeros((num_shards * (shape.max_prefill_tokens + SCORE_CHUNK), arch.hidden_size), dtype)
     return DeviceState(params, pool, rows, sampling, hidden)
 
 
 def _read_scores(scores: tuple[ScoreChunk, ...]) -> dict[str, PromptScores]:
     read: dict[str, PromptScores] = {}
     for score in scores:
-        num_top = score.sequence.request.params.prompt_logprobs or 0
+        num_top, at = score.sequence.request.params.prompt_logprobs or 0, score.first_row
         chosen, top_ids, top = (np.asarray(a) for a in score.outputs)
         news = tuple(
-            _token_logprob(int(score.targets[i]), chosen[i], top_ids[i, :num_top], top[i, :num_top])
-            for i in range(score.num)
+            _token_logprob(int(score.targets[i - at]), chosen[i], top_ids[i, :num_top], top[i, :num_top])
+            for i in range(at, at + score.num)
         )
         before = read.get(score.sequence.request_id, PromptScores(score.first, ()))
         read[score.sequence.request_id] = PromptScores(before.first, before.logprobs + news)

@@ -27,7 +27,6 @@ from runtime.engine.stats import EngineSnapshot, EngineStats
 from runtime.engine.steering import Steering, estimate_cost
 from runtime.engine.tokenizer import Tokenizer
 from runtime.errors import Unavailable
-from runtime.ladder.batch import aligned_tokens
 from runtime.ladder.late_compiles import monitor
 from runtime.request import Request, TokenEvent
 from runtime.schedule.plan import Phase, StepPlan
@@ -291,7 +290,7 @@ class EngineLoop:
         if phase is Phase.PREFILL:
             real, computed = step.plan.num_tokens, step.bucket.tokens
             assert self._loaded is not None
-            size = aligned_tokens(step.plan, self._loaded.engine.shape.page_size)
+            size, _ = self._loaded.engine.demand(step.plan)
         else:
             real = sum(map(len, collected.result.token_ids))
             computed, size = step.bucket.tokens * collected.num_steps, len(step.plan.chunks)

@@ -59,8 +59,8 @@ class Steering:
 
     @property
     def envelope(self) -> Envelope:
-        shape = self._engine.shape
-        return Envelope(shape.num_slots, shape.max_prefill_tokens, self._scheduler.max_context)
+        engine = self._engine
+        return Envelope(engine.num_row_slots, engine.max_prefill_tokens, self._scheduler.max_context)
 
     def configure(self, config: EngineConfig) -> LadderChange:
         """Take over `config`, whose `restart` fields are those of now; what it needs compiled is ordered.

@@ -9,8 +9,14 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MoEParams:
-    """router [E, D] float32; w_gate_up [E, 2 F, D] and w_down [E, D, F] in the layout of the expert_mlp op."""
+    """router [E, D] float32; w_gate_up [P, 2 F, D] and w_down [P, D, F] in the layout of the expert_mlp op.
+
+    P physical slots, each with the weights of some expert; without expert parallelism slot e holds expert e.
+    copies: int32 [E, R] or None. Row t of a step sends expert e's part to slot copies[e, t % R]: a copy that shall take
+    3 of 8 rows stands in three eighths of the places.
+    """
 
     router: Any
     w_gate_up: Any
     w_down: Any
+    copies: Any = None

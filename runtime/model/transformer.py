@@ -12,22 +12,29 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.linear.op import linear
 from runtime.cache.kv_pool import KVPool, write_pages, write_tokens
-from runtime.experts.layer import moe_layer
+from runtime.experts.layer import ExpertLoad, moe_layer, no_load
 from runtime.experts.weights import MoEParams
 from runtime.model.architecture import Architecture, LayerKind
 from runtime.model.attention import attend_decode, attend_prefill, project_out, project_qkv
 from runtime.model.batch import DecodeBatch, PrefillBatch, decode_page_ids, locate_tokens, prefill_page_ids
 from runtime.model.layers import dense_ffn, rms_norm, rope_tables
 from runtime.model.params import LayerParams, Params
+from runtime.model.sharding import ALONE, LayerSharding
 
 # (layer's kind, its pages, q, k, v) -> (attended [T, H, Dh], pages with k and v written)
 AttendFunction = Callable[[LayerKind, Array, Array, Array, Array], tuple[Array, Array]]
 
 
 def forward_prefill(
-    arch: Architecture, params: Params, pool: KVPool, batch: PrefillBatch, *, page_size: int
-) -> tuple[Float[Array, "T D"], KVPool, Int[Array, "L E"]]:
-    """Computes every chunk and writes its pages: (hidden before the final norm, pool, tokens of each expert)."""
+    arch: Architecture,
+    params: Params,
+    pool: KVPool,
+    batch: PrefillBatch,
+    *,
+    page_size: int,
+    sharding: LayerSharding = ALONE,
+) -> tuple[Float[Array, "T D"], KVPool, ExpertLoad]:
+    """Computes every chunk and writes its pages: (hidden before the final norm, pool, load of the experts [L, ...])."""
     places = locate_tokens(batch)
     page_ids = prefill_page_ids(batch, page_size)
 
@@ -35,13 +42,19 @@ def forward_prefill(
         pages = write_pages(pages, k, v, page_ids)
         return attend_prefill(q, pages, batch, layer.sliding_window), pages
 
-    return _forward(arch, params, pool, batch.tokens, places.position, places.is_real, attend)
+    return _forward(arch, params, pool, batch.tokens, places.position, places.is_real, attend, sharding)
 
 
 def forward_decode(
-    arch: Architecture, params: Params, pool: KVPool, batch: DecodeBatch, *, page_size: int
-) -> tuple[Float[Array, "B D"], KVPool, Int[Array, "L E"]]:
-    """Computes one token a row and writes it to its page: (hidden before the final norm, pool, tokens of each expert)."""
+    arch: Architecture,
+    params: Params,
+    pool: KVPool,
+    batch: DecodeBatch,
+    *,
+    page_size: int,
+    sharding: LayerSharding = ALONE,
+) -> tuple[Float[Array, "B D"], KVPool, ExpertLoad]:
+    """Computes one token a row and writes it to its page: (hidden before the final norm, pool, load of the experts)."""
     positions = jnp.where(batch.active, batch.positions, 0)
     kv_len = jnp.where(batch.active, batch.positions + 1, 0)
     page_ids = decode_page_ids(batch, page_size)
@@ -50,7 +63,7 @@ def forward_decode(
         pages = write_tokens(pages, k, v, page_ids, positions % page_size)
         return attend_decode(q, pages, batch.page_table, kv_len, layer.sliding_window), pages
 
-    return _forward(arch, params, pool, batch.tokens, positions, batch.active, attend)
+    return _forward(arch, params, pool, batch.tokens, positions, batch.active, attend, sharding)
 
 
 def unembed(arch: Architecture, params: Params, hidden: Float[Array, "N D"]) -> Float[Array, "N V"]:
@@ -69,11 +82,12 @@ def _forward(
     positions: Int[Array, " T"],
     is_real: Bool[Array, " T"],
     attend: AttendFunction,
-) -> tuple[Float[Array, "T D"], KVPool, Int[Array, "L E"]]:
+    sharding: LayerSharding,
+) -> tuple[Float[Array, "T D"], KVPool, ExpertLoad]:
     with jax.named_scope("embed"):
         x = params.embedding[tokens].astype(jnp.float32)
         cos, sin = rope_tables(arch.rope, positions)
-    new_pages, counts = [], []
+    new_pages, loads = [], []
     for layer, weights, pages in zip(arch.layers, params.layers, pool.pages, strict=True):
         with jax.named_scope("attention"):
             normed = rms_norm(x, weights.attention_norm, arch.rms_norm_eps).astype(
@@ -81,27 +95,33 @@ def _forward(
             )
             q, k, v = project_qkv(arch, weights.attention, normed, cos, sin)
             attended, written = attend(layer, pages, q, k, v)
-            x = x + project_out(weights.attention, attended)
-        mixed, layer_counts = _ffn(arch, weights, x, is_real)
+            x = x + project_out(weights.attention, attended, sharding)
+        mixed, load = _ffn(arch, weights, x, is_real, sharding)
         x = x + mixed
         new_pages.append(written)
-        counts.append(layer_counts)
-    return x, KVPool(tuple(new_pages)), jnp.stack(counts)
+        loads.append(load)
+    return x, KVPool(tuple(new_pages)), jax.tree.map(lambda *layers: jnp.stack(layers), *loads)
 
 
 def _ffn(
-    arch: Architecture, weights: LayerParams, x: Float[Array, "T D"], is_real: Bool[Array, " T"]
-) -> tuple[Float[Array, "T D"], Int[Array, " E"]]:
+    arch: Architecture,
+    weights: LayerParams,
+    x: Float[Array, "T D"],
+    is_real: Bool[Array, " T"],
+    sharding: LayerSharding,
+) -> tuple[Float[Array, "T D"], ExpertLoad]:
     normed = rms_norm(x, weights.ffn_norm, arch.rms_norm_eps)
     if isinstance(weights.ffn, MoEParams):
-        return moe_layer(
+        mixed, load = moe_layer(
             weights.ffn,
             normed,
             is_real,
             top_k=arch.top_k,
             norm_topk_prob=arch.norm_topk_prob,
             activation=arch.activation,
+            exchange=sharding.exchange,
         )
+        return sharding.add_up(mixed), load
     with jax.named_scope("dense_ffn"):
         mixed = dense_ffn(weights.ffn, normed.astype(weights.ffn.w_gate_up.dtype), arch.activation)
-        return mixed, jnp.zeros(arch.num_experts, jnp.int32)
+        return sharding.add_up(mixed), no_load(max(1, arch.num_experts))
