@@ -59,12 +59,23 @@ class DeviceMesh:
         """How a weight is cut."""
         return PartitionSpec(*(AXES.get(axis) for axis in array.axes))
 
-    def place(self, array: ArraySpec, host: np.ndarray) -> jax.Array:
-        """A weight from its whole copy on the host, each device getting its part only."""
-        host = self._by_tensor_shard(array, host)
+    def place(self, slot_experts: np.ndarray | None, array: ArraySpec, host: np.ndarray) -> jax.Array:
+        """A weight from its whole copy on the host, each device getting its part only.
+
+        slot_experts: the expert in each physical slot, [P]; an array by expert becomes one by slot.
+        """
+        host, sharding = self._by_tensor_shard(array, host), self.sharding(self.spec_of(array))
+        if array.axes[0] != "expert" or slot_experts is None:
+            return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+        shape = (len(slot_experts), *host.shape[1:])
         return jax.make_array_from_callback(
-            host.shape, self.sharding(self.spec_of(array)), lambda index: host[index]
+            shape, sharding, lambda index: host[slot_experts[index[0]]][(slice(None), *index[1:])]
         )
+
+    def put(self, host: np.ndarray) -> jax.Array:
+        """The same array on every device."""
+        sharding = self.sharding(PartitionSpec())
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     def _by_tensor_shard(self, array: ArraySpec, host: np.ndarray) -> np.ndarray:
         """Stacked blocks (q, k, v; gate, up) reordered, so that each tensor shard's part holds its share of each.

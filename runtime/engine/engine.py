@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from runtime.cache.kv_pool import KVPool
@@ -209,12 +208,11 @@ class Engine:
             if chunk.is_new_row:
                 self._write_row(chunk)
         for row, mask in masks.items():
-            slot = self._slot_of(row).reshape(*self._slot_of(row).shape, 1)
             self._state.sampling = self.compiler.call(
-                "set_mask", self._state.sampling, slot, mask.reshape(1, -1)
+                "set_mask", self._state.sampling, self._slot_of(row)[..., None], mask.reshape(1, -1)
             )
         sizes = {"page_size": self.shape.page_size, "pages_per_row": self.shape.pages_per_row}
-        if self.num_shards == 1 and not self.is_on_mesh:
+        if not self.is_on_mesh:
             packed = pack(plan, bucket, dummy_slot=self.shape.dummy_slot, **sizes)
         else:
             packed = pack_shards(parts, bucket, num_slots=self.shape.num_slots, **sizes)
@@ -347,22 +345,6 @@ class Engine:
             )
             for i, (num, column) in enumerate(zip(wanted, step.columns, strict=True))
         )
-
-
-def make_device_state(
-    arch: Architecture, params: Params, pool: KVPool, sampling: SamplingState, shape: StepShape, num_shards: int = 1
-) -> DeviceState:
-    """Zeroed row state and scratch beside the given weights and pool; `shape` is that of one shard."""
-    slots = num_shards * (shape.num_slots + 1)
-    rows = RowState(
-        token=jnp.zeros(slots, jnp.int32),
-        position=jnp.zeros(slots, jnp.int32),
-        budget=jnp.zeros(slots, jnp.int32),
-        is_done=jnp.zeros(slots, jnp.bool_),
-    )
-    dtype = params.embedding.dtype
-    hidden = jnp.zeros((num_shards * (shape.max_prefill_tokens + SCORE_CHUNK), arch.hidden_size), dtype)
-    return DeviceState(params, pool, rows, sampling, hidden)
 
 
 def _read_scores(scores: tuple[ScoreChunk, ...]) -> dict[str, PromptScores]:

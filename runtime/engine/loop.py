@@ -31,7 +31,7 @@ from runtime.ladder.late_compiles import monitor
 from runtime.request import Request, TokenEvent
 from runtime.schedule.plan import Phase, StepPlan
 from runtime.schedule.request_checks import ModelLimits
-from runtime.schedule.scheduler import Scheduler
+from runtime.schedule.shards import AnyScheduler
 
 PIPELINE_DEPTH = 2  # launches in flight: step n+1 starts before step n is read
 SNAPSHOT_PERIOD_S = 0.1
@@ -48,7 +48,7 @@ class Loaded:
     """What the loader hands to the loop's thread."""
 
     engine: Engine
-    scheduler: Scheduler
+    scheduler: AnyScheduler
 
 
 class EngineLoop:
@@ -226,7 +226,7 @@ class EngineLoop:
             if is_idle or time.monotonic() - self._snapshot_s > SNAPSHOT_PERIOD_S:
                 self._take_snapshot()
 
-    def _take_commands(self, scheduler: Scheduler, wait_s: float) -> bool:
+    def _take_commands(self, scheduler: AnyScheduler, wait_s: float) -> bool:
         """Handle what is queued, waiting a little when there is nothing else to do; False when told to stop."""
         while True:
             try:
@@ -259,7 +259,7 @@ class EngineLoop:
         self._take_snapshot()
         command.done.set_result(Applied(self._stats.num_steps, time.monotonic() - command.ordered_s, change))
 
-    def _check_integrity(self, scheduler: Scheduler) -> None:
+    def _check_integrity(self, scheduler: AnyScheduler) -> None:
         """Each time the work runs out. A mistake in the books is told, and serving goes on."""
         try:
             scheduler.check_integrity()
@@ -272,7 +272,7 @@ class EngineLoop:
         self._stats.host_step_s.observe(time.monotonic() - start)
         return step
 
-    def _collect(self, engine: Engine, scheduler: Scheduler) -> None:
+    def _collect(self, engine: Engine, scheduler: AnyScheduler) -> None:
         step = self._in_flight.popleft()
         collected = engine.collect(step)
         now = time.monotonic()
@@ -287,13 +287,13 @@ class EngineLoop:
         busy_s = now - max(step.launched_s, self._device_free_s)
         self._device_free_s = now
         phase, num_steps = step.plan.phase, max(1, collected.num_steps)
+        assert self._loaded is not None
+        size, _ = self._loaded.engine.demand(step.plan)
         if phase is Phase.PREFILL:
             real, computed = step.plan.num_tokens, step.bucket.tokens
-            assert self._loaded is not None
-            size, _ = self._loaded.engine.demand(step.plan)
         else:
             real = sum(map(len, collected.result.token_ids))
-            computed, size = step.bucket.tokens * collected.num_steps, len(step.plan.chunks)
+            computed = step.bucket.tokens * collected.num_steps
         self._stats.on_step(step.bucket.name, real, computed, busy_s, num_steps)
         self._stats.on_demand(phase.value, size, num_steps)
         self._stats.on_experts(collected.expert_tokens)

@@ -8,7 +8,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.stats import EngineSnapshot, EngineStats, RungCounters, RungSnapshot
 from runtime.ladder.late_compiles import monitor
 from runtime.schedule.policy import SchedulePolicy
-from runtime.schedule.scheduler import Scheduler
+from runtime.schedule.shards import AnyScheduler
 
 
 class LoadedEngine(Protocol):
@@ -17,7 +17,7 @@ class LoadedEngine(Protocol):
     @property
     def engine(self) -> Engine: ...
     @property
-    def scheduler(self) -> Scheduler: ...
+    def scheduler(self) -> AnyScheduler: ...
 
 
 def take_snapshot(

@@ -22,7 +22,7 @@ from runtime.ladder.bucket import Bucket
 from runtime.ladder.learned import RungCost
 from runtime.schedule.plan import Phase
 from runtime.schedule.policy import limit_burst
-from runtime.schedule.scheduler import Scheduler
+from runtime.schedule.shards import AnyScheduler
 
 BELIEVED_FOR_S = 60.0
 MIN_LAUNCHES = 16  # of a rung, before its time is believed
@@ -36,7 +36,7 @@ class Steering:
         self,
         config: EngineConfig,
         engine: Engine,
-        scheduler: Scheduler,
+        scheduler: AnyScheduler,
         stats: EngineStats,
         gate: AdmissionGate,
         decisions: DecisionLog,

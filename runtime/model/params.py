@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from runtime.experts.weights import MoEParams
 from runtime.model.architecture import Architecture, FfnKind, LayerKind, QkNorm
-from runtime.model.spec import ArraySpec, map_specs, random_array
+from runtime.model.spec import ArraySpec, Place, map_specs, on_one_device, random_array
 
 # Leaves are jax.Array in use, ArraySpec in the abstract tree, numpy arrays or shardings in between.
 Leaf = Any
@@ -87,10 +87,10 @@ def abstract_params(arch: Architecture, dtype: DTypeLike, slots: ExpertSlots | N
     )
 
 
-def init_params(arch: Architecture, dtype: DTypeLike, seed: int) -> Params:
+def init_params(arch: Architecture, dtype: DTypeLike, seed: int, place: Place = on_one_device) -> Params:
     """Seeded dummy weights, scaled so that activations keep their size through the layers."""
     rng = np.random.default_rng(seed)
-    return map_specs(lambda spec: random_array(spec, rng), abstract_params(arch, dtype))
+    return map_specs(lambda spec: random_array(spec, rng, place), abstract_params(arch, dtype))
 
 
 def _layer(arch: Architecture, layer: LayerKind, dtype: Any, slots: ExpertSlots | None) -> LayerParams:

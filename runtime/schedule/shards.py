@@ -262,3 +262,6 @@ def _has_room(shard: Scheduler, sequence: Sequence) -> bool:
     num_bound, num_pages = len(shard.sequences), shard.pages.num_pages(sequence.prefill_len)
     has_row = num_bound < min(shard.policy.batch_size, shard.num_rows)
     return has_row and (num_bound == 0 or num_pages <= shard.pages.num_free)
+
+
+type AnyScheduler = Scheduler | ShardedScheduler
