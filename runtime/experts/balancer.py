@@ -5,7 +5,7 @@ copies are packed; hierarchically where groups of experts divide over nodes. Wha
 
 - Two copies of an expert never share a device, by construction: copies are handed out in rounds of one slot for every
   device, and the one expert that may straddle two rounds avoids the devices it already has.
-- The packing is refined by exchanges with the heaviest device until no single exchange helps.
+- The packing is refined by exchanges between the heaviest device and light ones until no single exchange helps.
 - An uncertain load counts as more than its estimate (`widened`), so experts that may become hot get copies first.
 - On nodes, groups that are used by the same tokens are brought together while the nodes stay balanced.
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from runtime.experts.placement import ExpertPlacement
 
+MAX_PARTNERS = 4  # devices that the heaviest may exchange with; the lightest ones, where the best exchanges are
 NODE_SLACK = 0.02  # how far above the mean a node may come for the sake of affinity
 
 
@@ -66,20 +67,20 @@ def balance(
 ) -> ExpertPlacement:
     """The placement of experts with `loads` [L, E].
 
-    uncertainty: [L, E], what to add to a load for safety, in the loads' unit.
+    uncertainty: [L, E], added to a load when copies are handed out, in the loads' unit; packing goes by the loads.
     affinity: [L, G, G], tokens that use both groups; only on nodes. Experts are groups where num_groups is num_experts.
     max_exchanges: rounds of refinement, one exchange a layer and round.
     """
     loads = checked_loads(loads, shape.num_experts)
-    guarded = loads if uncertainty is None else loads + checked_loads(uncertainty, shape.num_experts)
+    widened = loads if uncertainty is None else loads + checked_loads(uncertainty, shape.num_experts)
     if not shape.is_hierarchical:
-        slots = _balance_rows(guarded, shape.num_devices, shape.slots_per_device, max_exchanges)
+        slots = _balance_rows(loads, widened, shape.num_devices, shape.slots_per_device, max_exchanges)
         return ExpertPlacement(slots, shape.num_devices, shape.num_experts)
-    experts = node_experts(guarded, shape, affinity)  # [L, nodes, E / nodes]
+    experts = node_experts(loads, shape, affinity)  # [L, nodes, E / nodes]
     rows = experts.reshape(-1, experts.shape[2])
-    node_loads = np.take_along_axis(np.repeat(guarded, shape.num_nodes, axis=0), rows, axis=1)
+    on_nodes = [np.take_along_axis(np.repeat(x, shape.num_nodes, axis=0), rows, axis=1) for x in (loads, widened)]
     devices = shape.num_devices // shape.num_nodes
-    held = _balance_rows(node_loads, devices, shape.slots_per_device, max_exchanges)
+    held = _balance_rows(*on_nodes, devices, shape.slots_per_device, max_exchanges)
     slots = np.take_along_axis(rows, held, axis=1).reshape(len(loads), -1)
     return ExpertPlacement(slots, shape.num_devices, shape.num_experts)
 
@@ -140,42 +141,53 @@ def pack_rounds(experts: np.ndarray, weights: np.ndarray, num_bins: int) -> np.n
 
 
 def exchange_with_heaviest(held: np.ndarray, per_copy: np.ndarray, max_exchanges: int) -> np.ndarray:
-    """Device tables [b, D, K] after exchanges of one slot of the heaviest device with one of another, the best each time.
+    """Device tables [b, D, K] after exchanges of a slot of the heaviest device with one of the lightest, the best first.
 
-    per_copy: [b, E], load per copy. Stops where nothing lowers the heaviest device without raising another above it.
+    per_copy: [b, E], load per copy. A row ends where no exchange leaves both devices below what the heaviest was.
     """
     held = held.copy()
-    num_devices, num_slots = held.shape[1:]
+    num_devices = held.shape[1]
     active = np.arange(len(held)) if num_devices > 1 else np.arange(0)
     for _ in range(max_exchanges):
         if not len(active):
             break
+        table = held[active]
         rows = np.arange(len(active))
-        table, loads = held[active], per_copy[active]
-        weights = np.take_along_axis(loads, table.reshape(len(active), -1), axis=1).reshape(table.shape)
+        weights = np.take_along_axis(per_copy[active], table.reshape(len(active), -1), axis=1).reshape(table.shape)
         device_loads = weights.sum(axis=2)
         heaviest = device_loads.argmax(axis=1)
         top = device_loads[rows, heaviest]
-        gives = weights[rows, heaviest]  # [a, K]
-        change = gives[:, :, None, None] - weights[:, None]  # [a, K, D, K] what the heaviest would lose
-        after = np.maximum(top[:, None, None, None] - change, device_loads[:, None, :, None] + change)
-        has_mine = np.zeros((*loads.shape, num_devices), bool)  # [a, E, D]
-        has_mine[rows[:, None, None], table, np.arange(num_devices)[None, :, None]] = True
-        mine = table[rows, heaviest]
-        after[np.broadcast_to(has_mine[rows[:, None], mine][..., None], after.shape)] = np.inf
-        theirs = has_mine[rows[:, None, None], table, heaviest[:, None, None]]  # [a, D, K]
-        after[np.broadcast_to(theirs[:, None], after.shape)] = np.inf
-        best = after.reshape(len(active), -1).argmin(axis=1)
-        is_better = after.reshape(len(active), -1)[rows, best] < top * (1 - 1e-9)
-        slot, device, other = np.unravel_index(best, after.shape[1:])
-        chosen = np.flatnonzero(is_better)
-        layer, one, two = active[chosen], heaviest[chosen], device[chosen]
-        held[layer, one, slot[chosen]], held[layer, two, other[chosen]] = (
-            held[layer, two, other[chosen]],
-            held[layer, one, slot[chosen]],
-        )
+        partners = lightest_devices(device_loads, heaviest)  # [a, P]
+        theirs = table[rows[:, None], partners]  # [a, P, K]
+        change = weights[rows, heaviest][:, None, :, None] - weights[rows[:, None], partners][:, :, None]
+        after = np.maximum(
+            top[:, None, None, None] - change, device_loads[rows[:, None], partners][..., None, None] + change
+        )  # [a, P, K of the heaviest, K of the partner]
+        same = table[rows, heaviest][:, None, :, None] == theirs[:, :, None]
+        after[same.any(axis=3)[..., None] | same.any(axis=2)[:, :, None]] = np.inf
+        after = after.reshape(len(active), -1)
+        best = after.argmin(axis=1)
+        chosen = np.flatnonzero(after[rows, best] < top * (1 - 1e-9))
+        place, slot, other = _unravel(best[chosen], theirs.shape[2])
+        layer, one, two = active[chosen], heaviest[chosen], partners[chosen, place]
+        held[layer, one, slot], held[layer, two, other] = held[layer, two, other], held[layer, one, slot]
         active = layer
     return held
+
+
+def lightest_devices(device_loads: np.ndarray, heaviest: np.ndarray) -> np.ndarray:
+    """[b, P]: the MAX_PARTNERS devices with the least load, never the heaviest itself."""
+    num_partners = min(MAX_PARTNERS, device_loads.shape[1] - 1)
+    loads = device_loads.copy()
+    loads[np.arange(len(loads)), heaviest] = np.inf
+    return np.argpartition(loads, num_partners - 1, axis=1)[:, :num_partners]
+
+
+def _unravel(best: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places in [P, K, K] from flat places."""
+    place, pair = np.divmod(best, width * width)
+    slot, other = np.divmod(pair, width)
+    return place, slot, other
 
 
 def node_experts(loads: np.ndarray, shape: SlotShape, affinity: np.ndarray | None = None) -> np.ndarray:
@@ -230,10 +242,12 @@ def _bring_together(groups: np.ndarray, by_group: np.ndarray, affinity: np.ndarr
     return np.argsort(node_of, axis=1, kind="stable").reshape(groups.shape)
 
 
-def _balance_rows(loads: np.ndarray, num_devices: int, slots_per_device: int, max_exchanges: int) -> np.ndarray:
-    """[b, S] experts of slots for loads [b, E] on devices that are all alike."""
+def _balance_rows(
+    loads: np.ndarray, widened: np.ndarray, num_devices: int, slots_per_device: int, max_exchanges: int
+) -> np.ndarray:
+    """[b, S] experts of slots for loads [b, E] on devices that are all alike; widened loads decide who gets copies."""
     num_slots = num_devices * slots_per_device
-    copies = choose_copies(loads, num_slots, num_devices)
+    copies = choose_copies(widened, num_slots, num_devices)
     per_copy = loads / copies
     order = np.argsort(-per_copy, axis=1, kind="stable")
     counts = np.take_along_axis(copies, order, axis=1)
