@@ -23,6 +23,7 @@ from runtime.config import EngineConfig, KvCacheConfig
 from runtime.engine.chat_template import ChatTemplate
 from runtime.engine.device_arrays import DeviceArrays, start_placement
 from runtime.engine.engine import Engine
+from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.loop import EngineLoop, Loaded
 from runtime.engine.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
@@ -148,8 +149,9 @@ def load_engine(
         except BaseException:
             compiler.shutdown()
             raise
-    engine = Engine(arch, shape, ladder, compiler, state, eos_ids, num_shards, is_on_mesh=mesh is not None)
-    return Loaded(engine, _make_scheduler(config, engine, num_pages, max_context, eos_ids))
+    engine = Engine(arch, shape, ladder, compiler, state, eos_ids, mesh)
+    scheduler = _make_scheduler(config, engine, num_pages, max_context, eos_ids)
+    return Loaded(engine, scheduler, ExpertMover(engine, placement) if placement is not None else None)
 
 
 def _shard_shape(config: EngineConfig, ladder: BucketLadder, max_context: int, num_shards: int) -> StepShape:

@@ -3,7 +3,6 @@
 With several devices each shard's rows, pages and scratch stand one after another along axis 0, each on its own devices.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,13 +17,12 @@ from runtime.config import ParallelConfig
 from runtime.engine.engine import DeviceState
 from runtime.experts.copies import copies_table, num_places
 from runtime.experts.placement import ExpertPlacement
-from runtime.experts.weights import MoEParams
 from runtime.ladder.compiler import AbstractState
 from runtime.ladder.mesh_steps import POOL, SHARDS
 from runtime.ladder.step import SCORE_CHUNK, StepShape, abstract_row_state
 from runtime.mesh import DeviceMesh, slots_per_device
 from runtime.model.architecture import Architecture
-from runtime.model.params import ExpertSlots, Params, abstract_params
+from runtime.model.params import ExpertSlots, Params, abstract_params, with_copies
 from runtime.model.sampling import SamplingState, abstract_sampling_state, make_sampling_state
 from runtime.model.spec import ArraySpec, map_specs, on_one_device, to_shape_structs
 
@@ -91,7 +89,8 @@ class DeviceArrays:
         sampling: SamplingState = make_sampling_state(num_slots - 1, self._arch.vocab_size)
         sampling = jax.device_put(sampling, self._mesh.sharding(SHARDS))
         if self.placement is not None:
-            params = with_copies(params, self._mesh, copies_table(self.placement))
+            for layer, table in enumerate(copies_table(self.placement)):
+                params = with_copies(params, layer, self._mesh.put(table))
         return DeviceState(params, pool, rows, sampling, hidden)
 
     def _stack(self, cut: PartitionSpec, one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -102,16 +101,6 @@ class DeviceArrays:
     def _weight(self, spec: ArraySpec) -> jax.ShapeDtypeStruct:
         assert self._mesh is not None
         return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._mesh.sharding(self._mesh.spec_of(spec)))
-
-
-def with_copies(params: Params, mesh: DeviceMesh, table: np.ndarray, layers: tuple[int, ...] | None = None) -> Params:
-    """The weights with new tables of copies, [L, E, R], in the given layers; by default in all."""
-    changed = list(params.layers)
-    for index in range(len(changed)) if layers is None else layers:
-        ffn = changed[index].ffn
-        if isinstance(ffn, MoEParams):
-            changed[index] = replace(changed[index], ffn=replace(ffn, copies=mesh.put(table[index])))
-    return replace(params, layers=tuple(changed))
 
 
 def _zeros(one: jax.ShapeDtypeStruct) -> Any:

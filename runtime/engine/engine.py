@@ -6,7 +6,7 @@ launch replaces is donated, so the arrays held here are always the newest.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import jax
@@ -14,14 +14,17 @@ import numpy as np
 
 from runtime.cache.kv_pool import KVPool
 from runtime.experts.layer import ExpertLoad
+from runtime.experts.placement import Move
+from runtime.experts.weights import MoEParams
 from runtime.ladder.batch import DECODE_HEADER, pack, packed_len
 from runtime.ladder.bucket import Bucket
-from runtime.ladder.compiler import StepCompiler, sampler_name
+from runtime.ladder.compiler import MOVE_EXPERT, StepCompiler, sampler_name
 from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.shard_packing import columns_of, pack_shards, rung_size, split_plan
 from runtime.ladder.step import SCORE_CHUNK, RowState, StepOutput, StepShape
 from runtime.model.architecture import Architecture
-from runtime.model.params import Params
+from runtime.mesh import DeviceMesh
+from runtime.model.params import Params, with_copies
 from runtime.model.sampling import SamplingState, pack_row
 from runtime.request import TokenLogprob
 from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
@@ -100,20 +103,21 @@ class Engine:
         compiler: StepCompiler,
         state: DeviceState,
         eos_ids: tuple[int, ...],
-        num_shards: int = 1,
-        is_on_mesh: bool = False,
+        mesh: DeviceMesh | None = None,
     ) -> None:
-        """shape: of one shard. num_shards: shards of rows and pages, each on devices of its own.
-
-        is_on_mesh: the compiled functions are those of several devices.
-        """
-        self.num_shards, self.is_on_mesh = num_shards, is_on_mesh
+        """shape: of one shard. mesh: of several devices, which the compiled functions are for."""
+        self.mesh = mesh
         self.arch, self.shape, self.ladder, self.compiler = arch, shape, ladder, compiler
         self._state = state
         self._eos_ids = eos_ids
         self._max_decode_steps = 1
         self._warm: set[Bucket] = set()
         self._only_decode_rows: int | None = None
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of rows and pages, each on devices of its own."""
+        return self.mesh.num_shards if self.mesh is not None else 1
 
     def set_max_decode_steps(self, steps: int) -> None:
         self._max_decode_steps = steps
@@ -212,7 +216,7 @@ class Engine:
                 "set_mask", self._state.sampling, self._slot_of(row)[..., None], mask.reshape(1, -1)
             )
         sizes = {"page_size": self.shape.page_size, "pages_per_row": self.shape.pages_per_row}
-        if not self.is_on_mesh:
+        if self.mesh is None:
             packed = pack(plan, bucket, dummy_slot=self.shape.dummy_slot, **sizes)
         else:
             packed = pack_shards(parts, bucket, num_slots=self.shape.num_slots, **sizes)
@@ -227,7 +231,7 @@ class Engine:
 
     def _slot_of(self, row: int) -> np.ndarray:
         """The row as the compiled writes take it: with several shards, one number each."""
-        if not self.is_on_mesh:
+        if self.mesh is None:
             return np.array(row, np.int32)
         shard, slot = divmod(row, self.shape.num_slots)
         slots = np.full(self.num_shards, self.shape.dummy_slot, np.int32)
@@ -247,6 +251,22 @@ class Engine:
         logprobs = self._read_logprobs(step, tokens)
         return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows)
 
+    def move_expert(self, move: Move) -> None:
+        """Copy an expert's weights to another slot, in place; the tables of copies are `set_copies`'s business."""
+        layers = list(self._state.params.layers)
+        ffn = layers[move.layer].ffn
+        if not isinstance(ffn, MoEParams):
+            raise ValueError(f"layer {move.layer} has no experts")
+        numbers = np.int32(move.from_slot), np.int32(move.to_slot), np.bool_(move.is_exchange)
+        gate_up, down = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, *numbers)
+        layers[move.layer] = replace(layers[move.layer], ffn=replace(ffn, w_gate_up=gate_up, w_down=down))
+        self._state.params = replace(self._state.params, layers=tuple(layers))
+
+    def set_copies(self, layer: int, table: np.ndarray) -> None:
+        """Which slot each row takes for each expert of a layer, [E, R]; holds from the next launch on."""
+        assert self.mesh is not None
+        self._state.params = with_copies(self._state.params, layer, self.mesh.put(table))
+
     def warm_up(self, bucket: Bucket) -> None:
         """Run a rung once on the dummy page and row: code and weights are touched before traffic."""
         share = bucket.share(self.num_shards)
@@ -260,7 +280,7 @@ class Engine:
         else:
             packed[1] = 1  # one step in which every row is active
             packed[DECODE_HEADER : DECODE_HEADER + r] = self.shape.dummy_slot
-        if self.is_on_mesh:
+        if self.mesh is not None:
             packed = np.tile(packed, (self.num_shards, 1))
         jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).load)
 
@@ -324,7 +344,7 @@ class Engine:
             num = min(SCORE_CHUNK, end - start)
             targets = np.zeros(SCORE_CHUNK, np.int32)
             targets[:num] = prompt[start + 1 : start + 1 + num]
-            where = np.full(self.num_shards, start + shift, np.int32) if self.is_on_mesh else np.int32(start + shift)
+            where = np.full(self.num_shards, start + shift, np.int32) if self.mesh is not None else np.int32(start + shift)
             outputs = self.compiler.call("score", self._state.params, self._state.hidden, where, targets)
             scores.append(ScoreChunk(chunk.sequence, start + 1, targets, outputs, num, shard * SCORE_CHUNK))
         return scores

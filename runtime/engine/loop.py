@@ -19,6 +19,7 @@ from runtime.engine.admission import AdmissionGate
 from runtime.engine.change import Applied, ConfigChange, LadderChange, LadderState
 from runtime.engine.commands import Abort, Call, Command, Configure, Stop, Submit
 from runtime.engine.engine import CollectedStep, Engine, InFlightStep
+from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.reconfigure import plan_change, with_restart_fields_of
 from runtime.engine.request_streams import RequestStreams
@@ -49,6 +50,7 @@ class Loaded:
 
     engine: Engine
     scheduler: AnyScheduler
+    mover: ExpertMover | None = None  # where several devices share the experts
 
 
 class EngineLoop:

@@ -21,17 +21,18 @@ def num_places(max_copies: int) -> int:
 
 
 def copies_table(placement: ExpertPlacement, shares: np.ndarray | None = None) -> np.ndarray:
-    """int32 [L, E, R] from slot shares [L, S], by default equal ones.
+    """int32 [L, E, R] from the shares of copies [L, E, C] (`copy_shares`), by default equal ones.
 
     Smooth weighted turns: in each place the copy that is furthest behind its share. Shares 3/4 and 1/4 of slots 5 and 7
     in four places: 5 5 7 5.
     """
-    by_copy = copy_shares(placement, equal_shares(placement) if shares is None else shares)  # [L, E, C]
+    if shares is None:
+        shares = copy_shares(placement, equal_shares(placement))
     has_copy = placement.expert_slots >= 0
-    owed = np.zeros_like(by_copy)
-    table = np.empty((*by_copy.shape[:2], num_places(placement.max_copies)), np.int32)
+    owed = np.zeros(shares.shape)
+    table = np.empty((*shares.shape[:2], num_places(placement.max_copies)), np.int32)
     for place in range(table.shape[2]):
-        owed += by_copy
+        owed += shares
         chosen = np.argmax(np.where(has_copy, owed, -np.inf), axis=2)[:, :, None]
         np.put_along_axis(owed, chosen, np.take_along_axis(owed, chosen, 2) - 1, 2)
         table[:, :, place] = np.take_along_axis(placement.expert_slots, chosen, 2)[:, :, 0]

@@ -5,7 +5,7 @@ Matrices keep the checkpoint's orientation [out, in]; products that read the sam
 Norm weights and the router stay in float32, because they are small and feed computations in float32.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -85,6 +85,15 @@ def abstract_params(arch: Architecture, dtype: DTypeLike, slots: ExpertSlots | N
         final_norm=_norm(arch.hidden_size, "embed"),
         unembedding=None if arch.tie_embeddings else _matrix(vocabulary.shape, dtype, vocabulary.axes),
     )
+
+
+def with_copies(params: Params, layer: int, table: Leaf) -> Params:
+    """The weights with a new table of copies in one layer; the same if that layer has no experts."""
+    ffn = params.layers[layer].ffn
+    if not isinstance(ffn, MoEParams):
+        return params
+    changed = replace(params.layers[layer], ffn=replace(ffn, copies=table))
+    return replace(params, layers=(*params.layers[:layer], changed, *params.layers[layer + 1 :]))
 
 
 def init_params(arch: Architecture, dtype: DTypeLike, seed: int, place: Place = on_one_device) -> Params:
