@@ -262,6 +262,16 @@ class Engine:
         layers[move.layer] = replace(layers[move.layer], ffn=replace(ffn, w_gate_up=gate_up, w_down=down))
         self._state.params = replace(self._state.params, layers=tuple(layers))
 
+    def measure_move(self) -> float:
+        """Seconds that the copy of one expert takes, after a first one: warm-up and price in one."""
+        experts = (i for i, layer in enumerate(self._state.params.layers) if isinstance(layer.ffn, MoEParams))
+        layer = next(experts)
+        for _ in range(2):
+            start = time.monotonic()
+            self.move_expert(Move(layer, 0, 0, 0))  # slot 0 over itself
+            jax.block_until_ready(self._state.params.layers[layer].ffn.w_down)
+        return time.monotonic() - start
+
     def set_copies(self, layer: int, table: np.ndarray) -> None:
         """Which slot each row takes for each expert of a layer, [E, R]; holds from the next launch on."""
         assert self.mesh is not None

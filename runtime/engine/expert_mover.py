@@ -25,6 +25,14 @@ class ExpertMover:
         self.num_replaced = 0  # orders that replaced moves still waiting
         self._engine = engine
         self._waiting: deque[Move] = deque()
+        self._move_s: float | None = None
+
+    @property
+    def move_s(self) -> float:
+        """What the copy of one expert adds to a step, in seconds; measured when it is first asked for."""
+        if self._move_s is None:
+            self._move_s = self._engine.measure_move()
+        return self._move_s
 
     @property
     def num_waiting(self) -> int:

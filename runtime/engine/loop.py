@@ -17,9 +17,10 @@ from runtime.adaptive.decision import Decision, DecisionLog
 from runtime.config import EngineConfig
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.change import Applied, ConfigChange, LadderChange, LadderState
-from runtime.engine.commands import Abort, Call, Command, Configure, Stop, Submit
+from runtime.engine.commands import Abort, Call, Command, Configure, MoveExperts, Stop, Submit
 from runtime.engine.engine import CollectedStep, Engine, InFlightStep
 from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_status import ExpertAnswer, ExpertOrder
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.reconfigure import plan_change, with_restart_fields_of
 from runtime.engine.request_streams import RequestStreams
@@ -27,7 +28,7 @@ from runtime.engine.snapshot import take_snapshot
 from runtime.engine.stats import EngineSnapshot, EngineStats
 from runtime.engine.steering import Steering, estimate_cost
 from runtime.engine.tokenizer import Tokenizer
-from runtime.errors import Unavailable
+from runtime.errors import InvalidRequest, Unavailable
 from runtime.ladder.late_compiles import monitor
 from runtime.request import Request, TokenEvent
 from runtime.schedule.plan import Phase, StepPlan
@@ -162,6 +163,23 @@ class EngineLoop:
             self._commands.put(Configure(config, time.monotonic(), done))
         return done
 
+    def order_experts(self, order: ExpertOrder) -> Future[ExpertAnswer]:
+        """Carry out an operator's order between two steps; moves that it asks for follow, a few a step.
+
+        Raises InvalidRequest on one device; the future does where the order does not fit.
+        """
+        _, steering = self._require_steering()
+        if steering.balancing is None:
+            raise InvalidRequest(
+                "parallel.expert_parallel_size is 1: on one device there is nothing to move", param="rebalance"
+            )
+        done: Future[ExpertAnswer] = Future()
+        with self._life:
+            if self._state != "ready":
+                raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
+            self._commands.put(MoveExperts(order, done))
+        return done
+
     def restrict_rungs(self, decode_rows: int | None) -> None:
         """Use one decode rung only, as a server with a fixed batch size would; None: all (measurements)."""
         loaded, _ = self._require_steering()
@@ -189,7 +207,8 @@ class EngineLoop:
         try:
             self._loaded = loaded = self._load()
             self._steering = Steering(
-                self._config, loaded.engine, loaded.scheduler, self._stats, self.gate, self._decisions
+                self._config, loaded.engine, loaded.scheduler, self._stats, self.gate, self._decisions,
+                mover=loaded.mover,
             )
             self._serve(loaded, self._steering)
         except BaseException as error:  # a panic of a library in Rust is no Exception
@@ -248,6 +267,8 @@ class EngineLoop:
                         log.exception("a call between two steps failed")
                 case Configure():
                     self._configure(command)
+                case MoveExperts():
+                    self._move_experts(command)
                 case Stop():
                     return False
 
@@ -260,6 +281,14 @@ class EngineLoop:
             return
         self._take_snapshot()
         command.done.set_result(Applied(self._stats.num_steps, time.monotonic() - command.ordered_s, change))
+
+    def _move_experts(self, command: MoveExperts) -> None:
+        _, steering = self._require_steering()
+        assert steering.balancing is not None
+        try:
+            command.done.set_result(steering.balancing.carry_out(command.order))
+        except Exception as error:
+            command.done.set_exception(error)
 
     def _check_integrity(self, scheduler: AnyScheduler) -> None:
         """Each time the work runs out. A mistake in the books is told, and serving goes on."""
@@ -301,6 +330,9 @@ class EngineLoop:
         self._stats.on_experts(collected.expert_tokens)
         if self._steering is not None:
             self._steering.on_step(phase, busy_s / num_steps)
+            if self._steering.balancing is not None:
+                step_s = busy_s / num_steps
+                self._steering.balancing.on_step(collected.expert_tokens, collected.device_rows, num_steps, step_s)
 
     def _adopt_rungs(self, engine: Engine) -> None:
         if self._all_ready.is_set():
@@ -324,7 +356,7 @@ class EngineLoop:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(command, Configure):
+            if isinstance(command, Configure | MoveExperts):
                 command.done.set_exception(Unavailable(message))
             elif isinstance(command, Submit):
                 events += [self._streams.refuse(request, code, message) for request in command.requests]
@@ -332,7 +364,11 @@ class EngineLoop:
 
     def _take_snapshot(self) -> None:
         change = self._steering.ladder_change if self._steering is not None else NO_CHANGE
-        self._snapshot = take_snapshot(self._stats, self._loaded, self.state, self._error, self.gate, change)
+        balancing = self._steering.balancing if self._steering is not None else None
+        experts = balancing.status() if balancing is not None else None
+        self._snapshot = take_snapshot(
+            self._stats, self._loaded, self.state, self._error, self.gate, change, experts
+        )
         self._snapshot_s = time.monotonic()
 
     def _require_steering(self) -> tuple[Loaded, Steering]:

@@ -5,6 +5,7 @@ from typing import Protocol
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.change import LadderChange
 from runtime.engine.engine import Engine
+from runtime.engine.expert_status import ExpertStatus
 from runtime.engine.stats import EngineSnapshot, EngineStats, RungCounters, RungSnapshot
 from runtime.ladder.late_compiles import monitor
 from runtime.schedule.policy import SchedulePolicy
@@ -27,6 +28,7 @@ def take_snapshot(
     error: str,
     gate: AdmissionGate,
     ladder_change: LadderChange,
+    experts: ExpertStatus | None = None,
 ) -> EngineSnapshot:
     """Called by the engine's thread, or before it starts."""
     scheduler = loaded.scheduler if loaded is not None else None
@@ -69,6 +71,7 @@ def take_snapshot(
         ladder_change=ladder_change,
         policy=scheduler.policy if scheduler is not None else SchedulePolicy(),
         demand={phase: dict(sizes) for phase, sizes in stats.demand.items()},
+        experts=experts,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.engine.change import LadderChange
+from runtime.engine.expert_status import ExpertStatus
 from runtime.schedule.policy import SchedulePolicy
 
 TTFT_BOUNDS_S = (
@@ -169,6 +170,7 @@ class EngineSnapshot:
     ladder_change: LadderChange
     policy: SchedulePolicy  # what steers the scheduler now
     demand: Mapping[str, Mapping[int, int]]  # by phase: positions asked for in one step -> steps, since start
+    experts: ExpertStatus | None = None  # None on one device
 
 
 @dataclass(slots=True)
