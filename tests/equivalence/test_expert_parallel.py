@@ -99,7 +99,7 @@ def test_text_is_the_same_through_twenty_rebalances(four, expected) -> None:
             if not mover.num_waiting and orders < 20:
                 mover.order(plan_moves(mover.placement, random_placement(rng, mover.placement)))
                 orders += 1
-            mover.turn(2)
+            mover.turn(4)
             four.turn()
         assert [s.output_ids for s in sequences] == expected["greedy"]
         assert orders == 20
