@@ -47,9 +47,9 @@ def moe_layer(
     routing = route(params.router, x, top_k=top_k, norm_topk_prob=norm_topk_prob)
     experts = partial(_experts, params, activation)
     if exchange is not None:
-        slots = choose_slots(params.copies, routing, exchange)
-        sent = x.astype(params.w_gate_up.dtype)
-        slots_here = params.w_gate_up.shape[0]
+        slots_here, sent = params.w_gate_up.shape[0], x.astype(params.w_gate_up.dtype)
+        num_slots = slots_here * exchange.num_devices
+        slots = choose_slots(params.copies, routing, is_real, exchange, num_slots)
         out, num_rows = exchange_tokens(exchange, sent, routing, slots, is_real, experts, slots_here)
         return out, ExpertLoad(_count(routing, is_real, num_experts), num_rows[None])
     with jax.named_scope("dispatch"):
@@ -63,15 +63,21 @@ def moe_layer(
 
 
 def choose_slots(
-    copies: Int[Array, "E R"], routing: Routing, exchange: Exchange
+    copies: Int[Array, "E R"], routing: Routing, is_real: Bool[Array, " T"], exchange: Exchange, num_slots: int
 ) -> Int[Array, "T k"]:
-    """The physical slot of each (token, choice): rows of the step take the copies of an expert in turn.
+    """The physical slot of each (token, choice): the rows of an expert take its copies in turn.
 
-    Rows are numbered across devices, so that steps of one row a device use all copies too.
+    Turns are counted by expert, so each step splits them as evenly as whole rows allow, and across devices, so that
+    steps of one row a device use all copies too. num_slots: of all devices; as many as experts means no copies.
     """
-    row = jnp.arange(routing.expert_ids.shape[0], dtype=jnp.int32) * exchange.num_devices
-    turn = (row + lax.axis_index(exchange.axis)) % copies.shape[1]
-    return copies[routing.expert_ids, turn[:, None]]
+    ids, num_experts = routing.expert_ids, copies.shape[0]
+    if num_slots == num_experts:
+        return copies[ids, 0]
+    order = plan_dispatch(ids, is_real, num_experts)
+    first = jnp.cumsum(order.group_sizes) - order.group_sizes
+    nth = order.row_of_pair.reshape(ids.shape) - first[ids]  # of the rows of its expert, on this device
+    turn = (nth * exchange.num_devices + lax.axis_index(exchange.axis)) % copies.shape[1]
+    return copies[ids, jnp.where(is_real[:, None], turn, 0)]
 
 
 def _experts(params: MoEParams, activation: str, x_sorted: Array, group_sizes: Array) -> Array:

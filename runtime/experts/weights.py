@@ -12,8 +12,8 @@ class MoEParams:
     """router [E, D] float32; w_gate_up [P, 2 F, D] and w_down [P, D, F] in the layout of the expert_mlp op.
 
     P physical slots, each with the weights of some expert; without expert parallelism slot e holds expert e.
-    copies: int32 [E, R] or None. Row t of a step sends expert e's part to slot copies[e, t % R]: a copy that shall take
-    3 of 8 rows stands in three eighths of the places.
+    copies: int32 [E, R] or None. The n-th row of a step that wants expert e goes to slot copies[e, n % R]: a copy that
+    shall take 3 of 8 rows stands in three eighths of the places.
     """
 
     router: Any

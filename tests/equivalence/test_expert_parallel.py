@@ -5,7 +5,7 @@ import pytest
 
 from runtime.errors import ModelLoadError
 from runtime.experts.moves import plan_moves
-from runtime.experts.placement import ExpertPlacement
+from runtime.experts.placement import ExpertPlacement, Move
 from runtime.ladder.late_compiles import monitor
 from tests.engine_driver import EngineDriver, request
 
@@ -113,16 +113,14 @@ def test_text_is_the_same_through_twenty_rebalances(four, expected) -> None:
         monitor.disarm()
 
 
-def test_a_placement_that_changed_under_an_order_is_noticed(four) -> None:
+def test_an_order_for_another_placement_moves_nothing(four) -> None:
     mover = four.mover
-    other = random_placement(np.random.default_rng(9), mover.placement)
-    moves = plan_moves(mover.placement, other)
-    mover.order(moves[:1])
-    mover.turn(8)
-    mover.order(moves[:1])
-    with pytest.raises(ValueError, match="slot"):
+    before, expert = mover.placement, int(mover.placement.slot_experts[0, 1])
+    wrong = Move(layer=0, to_slot=5, expert=(expert + 1) % before.num_experts, from_slot=1)
+    mover.order([wrong])
+    with pytest.raises(ValueError, match=f"from_slot holds expert {expert}"):
         mover.turn(8)
-    assert mover.num_waiting == 0
+    assert (mover.num_waiting, mover.placement) == (0, before)
     assert four.run(batch("still", 2)) == four.run(batch("still-2", 2))
 
 
