@@ -11,7 +11,17 @@ from control_plane.errors import install_handlers
 from control_plane.limits import BodyLimit
 from control_plane.metrics import ControlFigures, HttpCounts, Metrics
 from control_plane.request_id import RequestId
-from control_plane.routes import admin, chat, completions, diagnosis, experts, ladder, models, observe, tokenize
+from control_plane.routes import (
+    admin,
+    chat,
+    completions,
+    diagnosis,
+    experts,
+    ladder,
+    models,
+    observe,
+    tokenize,
+)
 from control_plane.routes.observe import server_version
 from control_plane.service import EngineService
 

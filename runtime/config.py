@@ -236,10 +236,17 @@ class ParallelConfig(_Section):
         64, "tokens of the largest rung that auto lets gather", ge=0, le=1 << 16
     )
     capacity_factor: float = _restart(
-        1.5, "room of one round of all_to_all, times an even spread; the rest goes in further rounds", gt=0, le=64
+        1.5,
+        "room of one round of all_to_all, times an even spread; the rest goes in further rounds",
+        gt=0,
+        le=64,
     )
     dispatch_dtype: Literal["model", "bf16", "fp8"] = _restart(
         "model", "type in which tokens travel to their experts; model: as the weights"
+    )
+    micro_batch_overlap: Literal["off", "auto", "on"] = _restart(
+        "off",
+        "two micro-batches a step; auto: in each rung where a measurement at its warm-up says that it pays",
     )
     moves_per_step: int = _live(2, "expert weights moved between two steps at most", ge=1, le=1024)
 

@@ -129,14 +129,20 @@ def _check_sizes(parallel: ParallelConfig, arch: Architecture) -> None:
     if shards > 1 and arch.num_experts == 0:
         raise _unfit("parallel.expert_parallel_size", shards, "the model has no experts; 1 is allowed")
     if shards > max(1, arch.num_experts):
-        raise _unfit("parallel.expert_parallel_size", shards, f"at most {arch.num_experts}, the number of experts")
+        raise _unfit(
+            "parallel.expert_parallel_size", shards, f"at most {arch.num_experts}, the number of experts"
+        )
     if shards == 1 and parallel.redundant_experts:
         raise _unfit(
-            "parallel.redundant_experts", parallel.redundant_experts, "0 on one device: copies lie on distinct ones"
+            "parallel.redundant_experts",
+            parallel.redundant_experts,
+            "0 on one device: copies lie on distinct ones",
         )
     if shards > 1 and slots_per_device(parallel, arch) > arch.num_experts:
         most = arch.num_experts * (shards - 1)
-        raise _unfit("parallel.redundant_experts", parallel.redundant_experts, f"at most {most} on {shards} devices")
+        raise _unfit(
+            "parallel.redundant_experts", parallel.redundant_experts, f"at most {most} on {shards} devices"
+        )
     if tensor == 1:
         return
     name = "parallel.tensor_parallel_size"

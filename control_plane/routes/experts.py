@@ -51,14 +51,18 @@ async def rebalance(request: Request, service: Service, caller: Caller) -> Respo
     """All moves to the best placement for the load of late; applied a few a step, `waiting_moves` tells how many wait."""
     body = await read_body(request, RebalanceBody)
     wish = "plan" if body.dry_run else "apply"
-    answer = await _carry_out(service, caller, ExpertOrder(rebalance=wish), body.reason, is_change=not body.dry_run)
+    answer = await _carry_out(
+        service, caller, ExpertOrder(rebalance=wish), body.reason, is_change=not body.dry_run
+    )
     return json_response({"dry_run": body.dry_run} | asdict(answer))
 
 
 @router.post("/pause", openapi_extra=JSON_BODY)
 async def pause(request: Request, service: Service, caller: Caller) -> Response:
     body = await read_body(request, PauseBody)
-    return json_response(asdict((await _carry_out(service, caller, ExpertOrder(is_paused=body.paused), body.reason)).status))
+    return json_response(
+        asdict((await _carry_out(service, caller, ExpertOrder(is_paused=body.paused), body.reason)).status)
+    )
 
 
 @router.post("/pin", openapi_extra=JSON_BODY)

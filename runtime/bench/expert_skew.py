@@ -51,7 +51,9 @@ class SkewRun:
         return float(self.rows.mean(axis=2).sum())
 
 
-def compare_skew(num_devices: int = 8, spare_slots: int = 2, num_requests: int = 256, num_tokens: int = 48) -> dict[str, Any]:
+def compare_skew(
+    num_devices: int = 8, spare_slots: int = 2, num_requests: int = 256, num_tokens: int = 48
+) -> dict[str, Any]:
     """Both runs in figures. Needs `num_devices` devices: set XLA_FLAGS before JAX starts, see docs/expert_parallel.md.
 
     spare_slots: expert slots of each device beyond its share. `critical_path_gain` is modelled: a row costs the same
@@ -95,7 +97,9 @@ def run_skew(
     engine, scheduler, mover = loaded.engine, loaded.scheduler, loaded.mover
     assert mover is not None
     steps = 0
-    balancing = ExpertBalancing(config, mover, DecisionLog(1024), lambda: float(steps)) if is_balanced else None
+    balancing = (
+        ExpertBalancing(config, mover, DecisionLog(1024), lambda: float(steps)) if is_balanced else None
+    )
     rows, flying = [], deque[Any]()
     expert_tokens = np.zeros((LAYERS, EXPERTS), np.int64)
     try:
@@ -118,7 +122,9 @@ def run_skew(
                 steps += 1
                 if balancing is not None:
                     balancing.on_step(collected.expert_tokens, collected.device_rows, 1, 0.1)
-        return SkewRun(np.array(rows), expert_tokens, tuple(tuple(s.output_ids) for s in sequences), mover.num_applied)
+        return SkewRun(
+            np.array(rows), expert_tokens, tuple(tuple(s.output_ids) for s in sequences), mover.num_applied
+        )
     finally:
         engine.compiler.shutdown()
 
@@ -134,7 +140,11 @@ def skew_config(num_devices: int, spare_slots: int, num_rows: int) -> EngineConf
                 "max_decode_steps": 1,
                 "cache_dir": "off",
             },
-            "batch_processing": {"max_batch_size": num_rows, "base_batch_size": num_rows, "expert_balance_weight": 0.5},
+            "batch_processing": {
+                "max_batch_size": num_rows,
+                "base_batch_size": num_rows,
+                "expert_balance_weight": 0.5,
+            },
             "parallel": {
                 "expert_parallel_size": num_devices,
                 "redundant_experts": spare_slots * num_devices,
@@ -162,7 +172,9 @@ def write_skewed_model(folder: Path, seed: int = 0) -> None:
     embedding = draw(VOCABULARY, WIDTH)
     for token in range(VOCABULARY):
         is_hot = token < HOT_SHARE * VOCABULARY
-        first, second = rng.choice(HOT_EXPERTS if is_hot else np.arange(HOT_EXPERTS, EXPERTS), 2, replace=False)
+        first, second = rng.choice(
+            HOT_EXPERTS if is_hot else np.arange(HOT_EXPERTS, EXPERTS), 2, replace=False
+        )
         embedding[token, first] += LOUD
         embedding[token, second] += 0.9 * LOUD
     ones = {name: np.ones(WIDTH, np.float32) for name in ("input_layernorm", "post_attention_layernorm")}
@@ -180,7 +192,11 @@ def write_skewed_model(folder: Path, seed: int = 0) -> None:
         router[np.arange(EXPERTS) * 5 % EXPERTS, np.arange(EXPERTS)] = 1
         tensors[f"{prefix}.mlp.gate.weight"] = np.roll(router, 3 * layer, axis=0)
         for expert in range(EXPERTS):
-            for name, shape in (("gate_proj", (16, WIDTH)), ("up_proj", (16, WIDTH)), ("down_proj", (WIDTH, 16))):
+            for name, shape in (
+                ("gate_proj", (16, WIDTH)),
+                ("up_proj", (16, WIDTH)),
+                ("down_proj", (WIDTH, 16)),
+            ):
                 tensors[f"{prefix}.mlp.experts.{expert}.{name}.weight"] = draw(*shape)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))

@@ -5,6 +5,7 @@ ExpertMover, which applies `parallel.moves_per_step` of them between two launche
 out the controller is not asked.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,8 @@ from runtime.experts.rebalancing import (
     decide_rebalancing,
 )
 from runtime.experts.shares import imbalance
+
+log = logging.getLogger(__name__)
 
 SMOOTHING = 0.2  # weight of the newest step's rows
 
@@ -52,13 +55,18 @@ class ExpertBalancing:
         self._looked_s = clock()
         shape = (placement.num_layers, placement.num_experts)
         self._window = np.zeros(shape, np.int64)  # tokens of this window
-        self._window_steps, self._window_rows = 0, np.zeros((placement.num_layers, placement.num_devices), np.int64)
+        self._window_steps, self._window_rows = (
+            0,
+            np.zeros((placement.num_layers, placement.num_devices), np.int64),
+        )
         self._rows = np.zeros((placement.num_layers, placement.num_devices), np.int64)  # since the start
         self._loads: np.ndarray | None = None  # rows of each expert in a step, forecast
         self._imbalance: float | None = None
         self._row_s = PlanConfig().row_s
 
-    def on_step(self, expert_tokens: np.ndarray, device_rows: np.ndarray, num_steps: int, step_s: float) -> None:
+    def on_step(
+        self, expert_tokens: np.ndarray, device_rows: np.ndarray, num_steps: int, step_s: float
+    ) -> None:
         """A launch was read: tokens [L, E] and rows [L, devices] of all its steps, seconds of one."""
         self._window += expert_tokens
         self._window_rows += device_rows
@@ -73,7 +81,10 @@ class ExpertBalancing:
         if now_s - self._looked_s >= self.config.batch_processing.dynamic_adjust_window:
             self._looked_s = now_s
             self._look(now_s, step_share)
-        self._mover.turn(self.config.parallel.moves_per_step)
+        try:
+            self._mover.turn(self.config.parallel.moves_per_step)
+        except ValueError:  # nothing has moved, and the moves that waited are gone: serving goes on
+            log.exception("moves of experts do not fit the placement")
         self._is_ordered &= self._mover.num_waiting > 0
 
     def carry_out(self, order: ExpertOrder) -> ExpertAnswer:
@@ -81,7 +92,9 @@ class ExpertBalancing:
         num_layers = self._mover.placement.num_layers
         for layer in order.pinned_layers or ():
             if not 0 <= layer < num_layers:
-                raise InvalidRequest(f"pinned_layers has {layer}; layers are 0 to {num_layers - 1}", param="pinned_layers")
+                raise InvalidRequest(
+                    f"pinned_layers has {layer}; layers are 0 to {num_layers - 1}", param="pinned_layers"
+                )
         pinned = self._pinned if order.pinned_layers is None else frozenset(order.pinned_layers)
         plan = self._plan(pinned) if order.rebalance is not None else None
         self._pinned = pinned
@@ -112,6 +125,7 @@ class ExpertBalancing:
             pinned_layers=tuple(sorted(self._pinned)),
             reason="ordered" if self._is_ordered else self._reason,
             alarm=self._state.alarm,
+            overlap=mover.overlap,
         )
 
     def _look(self, now_s: float, step_share: float | None) -> None:
@@ -160,7 +174,9 @@ class ExpertBalancing:
 
     def _plan(self, pinned: frozenset[int]) -> RebalancePlan:
         if self._loads is None:
-            raise InvalidRequest("no traffic has been seen: there is nothing to balance for", param="rebalance")
+            raise InvalidRequest(
+                "no traffic has been seen: there is nothing to balance for", param="rebalance"
+            )
         return plan_anew(self._mover.placement, self._loads, self._plan_config(), pinned)
 
     def _answer(self, plan: RebalancePlan | None) -> ExpertAnswer:

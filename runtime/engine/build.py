@@ -41,7 +41,7 @@ from runtime.model.spec import Place, tree_nbytes
 from runtime.schedule.request_checks import ModelLimits
 from runtime.schedule.scheduler import Scheduler
 from runtime.schedule.shards import AnyScheduler, ShardedScheduler
-from runtime.xla_flags import set_xla_flags
+from runtime.xla_flags import check_overlap_flags, set_xla_flags
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "demo-moe"
 DUMMY_SEED = 0
@@ -74,6 +74,8 @@ class BuiltEngine:
 def build_engine(config: EngineConfig) -> BuiltEngine:
     """Raises ModelLoadError when the folder is not a model that can be served."""
     set_xla_flags()
+    if config.parallel.micro_batch_overlap != "off":
+        check_overlap_flags()
     path = Path(config.model.path) if config.model.path else EMBEDDED_MODEL
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path.name}: no config.json in the model folder")
@@ -150,6 +152,7 @@ def load_engine(
             compiler.shutdown()
             raise
     engine = Engine(arch, shape, ladder, compiler, state, eos_ids, mesh)
+    engine.forces_halves = config.parallel.micro_batch_overlap == "on"
     scheduler = _make_scheduler(config, engine, num_pages, max_context, eos_ids)
     return Loaded(engine, scheduler, ExpertMover(engine, placement) if placement is not None else None)
 

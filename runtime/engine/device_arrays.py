@@ -32,7 +32,9 @@ def start_placement(parallel: ParallelConfig, arch: Architecture) -> ExpertPlace
     if parallel.expert_parallel_size == 1:
         return None
     per_device = slots_per_device(parallel, arch)
-    return ExpertPlacement.uniform(arch.num_layers, arch.num_experts, parallel.expert_parallel_size, per_device)
+    return ExpertPlacement.uniform(
+        arch.num_layers, arch.num_experts, parallel.expert_parallel_size, per_device
+    )
 
 
 class DeviceArrays:
@@ -62,7 +64,9 @@ class DeviceArrays:
         if self._mesh is None:
             return AbstractState(to_shape_structs(self._specs), *parts)
         cuts = (POOL, SHARDS, SHARDS, SHARDS)
-        stacked = [jax.tree.map(partial(self._stack, cut), part) for cut, part in zip(cuts, parts, strict=True)]
+        stacked = [
+            jax.tree.map(partial(self._stack, cut), part) for cut, part in zip(cuts, parts, strict=True)
+        ]
         return AbstractState(map_specs(self._weight, self._specs), *stacked)
 
     def cuts(self) -> Params:
@@ -84,7 +88,9 @@ class DeviceArrays:
             sampling = make_sampling_state(self._shape.num_slots, self._arch.vocab_size)
             rows, hidden = (jax.tree.map(_zeros, a) for a in (abstract.rows, abstract.hidden))
             return DeviceState(params, pool, rows, sampling, hidden)
-        pool, rows, hidden = (jax.tree.map(_zeros, a) for a in (abstract.pool, abstract.rows, abstract.hidden))
+        pool, rows, hidden = (
+            jax.tree.map(_zeros, a) for a in (abstract.pool, abstract.rows, abstract.hidden)
+        )
         num_slots = self._mesh.num_shards * (self._shape.num_slots + 1)
         sampling: SamplingState = make_sampling_state(num_slots - 1, self._arch.vocab_size)
         sampling = jax.device_put(sampling, self._mesh.sharding(SHARDS))
@@ -100,10 +106,10 @@ class DeviceArrays:
 
     def _weight(self, spec: ArraySpec) -> jax.ShapeDtypeStruct:
         assert self._mesh is not None
-        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._mesh.sharding(self._mesh.spec_of(spec)))
+        return jax.ShapeDtypeStruct(
+            spec.shape, spec.dtype, sharding=self._mesh.sharding(self._mesh.spec_of(spec))
+        )
 
 
 def _zeros(one: jax.ShapeDtypeStruct) -> Any:
     return jnp.zeros(one.shape, one.dtype, device=one.sharding)
-
-

@@ -13,6 +13,8 @@ import jax
 import numpy as np
 
 from runtime.cache.kv_pool import KVPool
+from runtime.engine.expert_status import OverlapChoice
+from runtime.engine.score_reading import PromptScores, ScoreChunk, read_logprobs, read_scores
 from runtime.experts.layer import ExpertLoad
 from runtime.experts.placement import Move
 from runtime.experts.weights import MoEParams
@@ -22,13 +24,15 @@ from runtime.ladder.compiler import MOVE_EXPERT, StepCompiler, sampler_name
 from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.shard_packing import columns_of, pack_shards, rung_size, split_plan
 from runtime.ladder.step import SCORE_CHUNK, RowState, StepOutput, StepShape
-from runtime.model.architecture import Architecture
 from runtime.mesh import DeviceMesh
+from runtime.model.architecture import Architecture
 from runtime.model.params import Params, with_copies
 from runtime.model.sampling import SamplingState, pack_row
 from runtime.request import TokenLogprob
 from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
-from runtime.schedule.sequence import Sequence
+
+MEASURED_TURNS = 3
+MIN_OVERLAP_GAIN = 0.02  # less is noise
 
 
 @dataclass(slots=True)
@@ -40,26 +44,6 @@ class DeviceState:
     rows: RowState
     sampling: SamplingState
     hidden: jax.Array
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreChunk:
-    """Prompt log probabilities in flight: `num` targets of one sequence, first target at position `first`."""
-
-    sequence: Sequence
-    first: int
-    targets: np.ndarray
-    outputs: tuple[jax.Array, jax.Array, jax.Array]
-    num: int
-    first_row: int = 0  # of the outputs; others belong to other shards
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Log probabilities of consecutive prompt tokens, the first of them at position `first`."""
-
-    first: int
-    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +73,9 @@ class CollectedStep:
     expert_tokens: np.ndarray  # [L, E]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     prompt_logprobs: Mapping[str, PromptScores] = field(default_factory=dict)
-    device_rows: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [L, devices], experts' rows
+    device_rows: np.ndarray = field(
+        default_factory=lambda: np.zeros((0, 0), np.int32)
+    )  # [L, devices], experts' rows
 
 
 class Engine:
@@ -113,6 +99,9 @@ class Engine:
         self._max_decode_steps = 1
         self._warm: set[Bucket] = set()
         self._only_decode_rows: int | None = None
+        self._forms: dict[Bucket, Bucket] = {}  # rungs that run as two micro-batches
+        self.overlap: dict[str, OverlapChoice] = {}  # by rung
+        self.forces_halves = False
 
     @property
     def num_shards(self) -> int:
@@ -181,7 +170,23 @@ class Engine:
     def adopt(self, bucket: Bucket) -> None:
         """Warm up a compiled rung, of this ladder or of the next one."""
         self.warm_up(bucket)
+        if (halves := self.compiler.in_halves(bucket)) is not None:
+            self._choose_form(bucket, halves)
         self._warm.add(bucket)
+
+    def _choose_form(self, bucket: Bucket, halves: Bucket) -> None:
+        """Whole or as two micro-batches: what is faster on this machine, in turns, judged by the fastest of each."""
+        self.warm_up(halves)
+        times: dict[Bucket, list[float]] = {bucket: [], halves: []}
+        for form in (bucket, halves) * MEASURED_TURNS:
+            start = time.monotonic()
+            self.warm_up(form)
+            times[form].append(time.monotonic() - start)
+        whole_s, halves_s = min(times[bucket]), min(times[halves])
+        is_used = self.forces_halves or halves_s < whole_s * (1 - MIN_OVERLAP_GAIN)
+        self.overlap[bucket.name] = OverlapChoice(bucket.name, whole_s, halves_s, is_used)
+        if is_used:
+            self._forms[bucket] = halves
 
     def is_warm(self, bucket: Bucket) -> bool:
         return bucket in self._warm
@@ -241,14 +246,14 @@ class Engine:
     def collect(self, step: InFlightStep) -> CollectedStep:
         """Wait for a launch and read its tokens."""
         plan, counts, rows = step.plan, np.asarray(step.load.tokens), np.asarray(step.load.rows)
-        scores = _read_scores(step.scores)
+        scores = read_scores(step.scores)
         if step.output is None:
             nothing = tuple(() for _ in plan.chunks)
             return CollectedStep(StepResult(nothing), 1, counts, nothing, scores, rows)
         ids, produced = np.asarray(step.output.tokens)  # [K, B] each
         tokens = tuple(tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in step.columns)
         num_steps = int(produced.any(axis=1).sum())
-        logprobs = self._read_logprobs(step, tokens)
+        logprobs = read_logprobs(step.plan, step.output, step.columns, tokens)
         return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows)
 
     def move_expert(self, move: Move) -> None:
@@ -295,16 +300,14 @@ class Engine:
         jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).load)
 
     def _run(self, plan: StepPlan, bucket: Bucket, packed: np.ndarray) -> InFlightStep:
-        s, launched = self._state, time.monotonic()
+        s, launched, form = self._state, time.monotonic(), self._forms.get(bucket, bucket)
         columns = columns_of(plan, bucket, self.num_shards, self.shape.num_slots)
         if bucket.phase is Phase.DECODE:
             s.pool, s.rows, s.sampling, output, load = self.compiler.call(
-                bucket.name, s.params, s.pool, s.rows, s.sampling, packed
+                form.name, s.params, s.pool, s.rows, s.sampling, packed
             )
             return InFlightStep(plan, bucket, output, (), load, launched, columns)
-        s.pool, s.hidden, prefilled, load = self.compiler.call(
-            bucket.name, s.params, s.pool, s.hidden, packed
-        )
+        s.pool, s.hidden, prefilled, load = self.compiler.call(form.name, s.params, s.pool, s.hidden, packed)
         scores, output = self._launch_scores(plan), None
         if not plan.chunks or any(c.samples for c in plan.chunks):  # the warm-up has no chunks
             s.rows, s.sampling, output = self.compiler.call(
@@ -354,43 +357,11 @@ class Engine:
             num = min(SCORE_CHUNK, end - start)
             targets = np.zeros(SCORE_CHUNK, np.int32)
             targets[:num] = prompt[start + 1 : start + 1 + num]
-            where = np.full(self.num_shards, start + shift, np.int32) if self.mesh is not None else np.int32(start + shift)
+            where = (
+                np.full(self.num_shards, start + shift, np.int32)
+                if self.mesh is not None
+                else np.int32(start + shift)
+            )
             outputs = self.compiler.call("score", self._state.params, self._state.hidden, where, targets)
             scores.append(ScoreChunk(chunk.sequence, start + 1, targets, outputs, num, shard * SCORE_CHUNK))
         return scores
-
-    def _read_logprobs(
-        self, step: InFlightStep, tokens: tuple[tuple[int, ...], ...]
-    ) -> tuple[tuple[TokenLogprob, ...], ...]:
-        wanted = [c.sequence.request.params.logprobs for c in step.plan.chunks]
-        if step.output is None or all(w is None for w in wanted):
-            return tuple(() for _ in wanted)
-        chosen, top_ids, top = (np.asarray(a) for a in step.output.logprobs)
-        return tuple(
-            ()
-            if num is None
-            else tuple(
-                _token_logprob(token, chosen[k, column], top_ids[k, column, :num], top[k, column, :num])
-                for k, token in enumerate(tokens[i])
-            )
-            for i, (num, column) in enumerate(zip(wanted, step.columns, strict=True))
-        )
-
-
-def _read_scores(scores: tuple[ScoreChunk, ...]) -> dict[str, PromptScores]:
-    read: dict[str, PromptScores] = {}
-    for score in scores:
-        num_top, at = score.sequence.request.params.prompt_logprobs or 0, score.first_row
-        chosen, top_ids, top = (np.asarray(a) for a in score.outputs)
-        news = tuple(
-            _token_logprob(int(score.targets[i - at]), chosen[i], top_ids[i, :num_top], top[i, :num_top])
-            for i in range(at, at + score.num)
-        )
-        before = read.get(score.sequence.request_id, PromptScores(score.first, ()))
-        read[score.sequence.request_id] = PromptScores(before.first, before.logprobs + news)
-    return read
-
-
-def _token_logprob(token: int, chosen: np.floating, top_ids: np.ndarray, top: np.ndarray) -> TokenLogprob:
-    pairs = tuple((int(i), float(p)) for i, p in zip(top_ids, top, strict=True))
-    return TokenLogprob(token, float(chosen), pairs)

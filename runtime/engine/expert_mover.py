@@ -12,6 +12,7 @@ from itertools import islice
 import numpy as np
 
 from runtime.engine.engine import Engine
+from runtime.engine.expert_status import OverlapChoice
 from runtime.experts.copies import copies_table
 from runtime.experts.placement import ExpertPlacement, Move, apply
 
@@ -26,6 +27,11 @@ class ExpertMover:
         self._engine = engine
         self._waiting: deque[Move] = deque()
         self._move_s: float | None = None
+
+    @property
+    def overlap(self) -> tuple[OverlapChoice, ...]:
+        """Rungs of the engine that were measured in both forms."""
+        return tuple(self._engine.overlap.values())
 
     @property
     def move_s(self) -> float:
@@ -74,7 +80,9 @@ class ExpertMover:
     def set_shares(self, shares: np.ndarray) -> None:
         """How the copies of each expert share its rows: [L, E, C] for the placement as it serves."""
         if shares.shape != self.placement.expert_slots.shape:
-            raise ValueError(f"shares are {shares.shape}, the placement has {self.placement.expert_slots.shape}")
+            raise ValueError(
+                f"shares are {shares.shape}, the placement has {self.placement.expert_slots.shape}"
+            )
         for index in np.flatnonzero((self.placement.copies > 1).any(axis=1)):
             self._engine.set_copies(int(index), copies_table(self.layer(int(index)), shares[index][None])[0])
 

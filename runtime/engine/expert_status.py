@@ -6,12 +6,23 @@ MAX_PINNED = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class OverlapChoice:
+    """A rung measured whole and as two micro-batches, in seconds of a warm-up step, and which form serves."""
+
+    rung: str
+    whole_s: float
+    halves_s: float
+    is_in_halves: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertStatus:
     """slot_experts: the expert in each physical slot, by layer; slots lie on devices in order.
 
     device_rows: rows that each device's experts computed since the start, by layer. imbalance: (max - mean) / mean over
     devices of the last window's rows, mean over layers; None before the first. waiting_moves: ordered, not yet applied.
     reason: why experts move or do not (docs/expert_parallel.md). alarm: a sentence while a plan is overdue.
+    overlap: rungs that were measured in both forms.
     """
 
     num_devices: int
@@ -25,6 +36,7 @@ class ExpertStatus:
     pinned_layers: tuple[int, ...]
     reason: str
     alarm: str | None
+    overlap: tuple[OverlapChoice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

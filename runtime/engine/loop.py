@@ -171,7 +171,8 @@ class EngineLoop:
         _, steering = self._require_steering()
         if steering.balancing is None:
             raise InvalidRequest(
-                "parallel.expert_parallel_size is 1: on one device there is nothing to move", param="rebalance"
+                "parallel.expert_parallel_size is 1: on one device there is nothing to move",
+                param="rebalance",
             )
         done: Future[ExpertAnswer] = Future()
         with self._life:
@@ -207,7 +208,12 @@ class EngineLoop:
         try:
             self._loaded = loaded = self._load()
             self._steering = Steering(
-                self._config, loaded.engine, loaded.scheduler, self._stats, self.gate, self._decisions,
+                self._config,
+                loaded.engine,
+                loaded.scheduler,
+                self._stats,
+                self.gate,
+                self._decisions,
                 mover=loaded.mover,
             )
             self._serve(loaded, self._steering)
@@ -332,7 +338,9 @@ class EngineLoop:
             self._steering.on_step(phase, busy_s / num_steps)
             if self._steering.balancing is not None:
                 step_s = busy_s / num_steps
-                self._steering.balancing.on_step(collected.expert_tokens, collected.device_rows, num_steps, step_s)
+                self._steering.balancing.on_step(
+                    collected.expert_tokens, collected.device_rows, num_steps, step_s
+                )
 
     def _adopt_rungs(self, engine: Engine) -> None:
         if self._all_ready.is_set():

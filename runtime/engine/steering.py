@@ -102,7 +102,11 @@ class Steering:
     def _step_share(self, now_s: float) -> float | None:
         """A decode step's part of the target between tokens, if one was measured of late."""
         is_fresh = now_s - self._decoded_s <= self.config.controller.stale_after
-        return self._decode_step_s / self.config.slo.itl if self._decode_step_s is not None and is_fresh else None
+        return (
+            self._decode_step_s / self.config.slo.itl
+            if self._decode_step_s is not None and is_fresh
+            else None
+        )
 
     def observe(self, now_s: float) -> Observation:
         """What the controllers may know."""

@@ -1,7 +1,8 @@
 """The table of copies that a compiled step reads: which physical slot each row of a step takes. Imports no JAX.
 
-For each expert R places; the n-th row of a step that wants it uses place n % R. Shares are thereby rounded to 1 / R, and copies take turns, so
-that a step of few rows uses them all. The table's shape never changes, so neither moves nor shares cost a compile.
+For each expert R places; the n-th row of a step that wants it uses place n % R. Shares are thereby rounded to 1 / R, and
+copies take turns, so that a step of few rows uses them all. The table's shape never changes, so neither moves nor
+shares cost a compile.
 """
 
 import numpy as np

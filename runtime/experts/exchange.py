@@ -166,7 +166,9 @@ def _ragged(
             return lax.ragged_all_to_all(a, buffer, first, to_device, before, arriving, axis_name=axis)
 
         here = _move(x[order.pair_of_row // top_k], exchange, lambda a: send(a, 0))
-        theirs = plan_pairs(send(flat[order.pair_of_row] % slots_per_device, slots_per_device), slots_per_device)
+        theirs = plan_pairs(
+            send(flat[order.pair_of_row] % slots_per_device, slots_per_device), slots_per_device
+        )
     with jax.named_scope("experts"):
         computed = experts(here[theirs.pair_of_row], theirs.group_sizes)[theirs.row_of_pair]
     with jax.named_scope("combine"):

@@ -63,7 +63,11 @@ def moe_layer(
 
 
 def choose_slots(
-    copies: Int[Array, "E R"], routing: Routing, is_real: Bool[Array, " T"], exchange: Exchange, num_slots: int
+    copies: Int[Array, "E R"],
+    routing: Routing,
+    is_real: Bool[Array, " T"],
+    exchange: Exchange,
+    num_slots: int,
 ) -> Int[Array, "T k"]:
     """The physical slot of each (token, choice): the rows of an expert take its copies in turn.
 

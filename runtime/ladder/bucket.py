@@ -12,20 +12,28 @@ class Bucket:
 
     `tokens` is the number of positions computed: the flat token count in prefill, the rows in decode. `rows` is the
     number of page-table rows. The context length is no part of the shape: attention loops over the pages in use.
-    Both count over all shards of an engine; each computes an equal part.
+    Both count over all shards of an engine; each computes an equal part. `num_halves` 2: a step is computed as two
+    micro-batches, so that the exchange of one can run beside the compute of the other.
     """
 
     phase: Phase
     tokens: int
     rows: int
     exchange: ExchangeKind = ExchangeKind.LOCAL
+    num_halves: int = 1
 
     @property
     def name(self) -> str:
         """Names the whole shape: two buckets with one name are the same executable."""
         rows = f"x{self.rows}" if self.phase is Phase.PREFILL else ""
         exchange = "" if self.exchange is ExchangeKind.LOCAL else f"-{self.exchange.value}"
-        return f"{self.phase.value}-{self.tokens}{rows}{exchange}"
+        halves = "-halves" if self.num_halves == 2 else ""
+        return f"{self.phase.value}-{self.tokens}{rows}{exchange}{halves}"
+
+    def in_halves(self, num_shards: int, page_size: int) -> "Bucket | None":
+        """The same step as two micro-batches; None where a shard's part cannot be cut in two."""
+        unit = 2 * num_shards * (page_size if self.phase is Phase.PREFILL else 1)
+        return replace(self, num_halves=2) if self.tokens % unit == 0 else None
 
     def share(self, num_shards: int) -> "Bucket":
         """What one shard computes."""

@@ -104,6 +104,8 @@ class StepCompiler:
         jobs: list[tuple[str, Callable[[], Any]]] = self._common_jobs()
         for bucket in buckets:
             jobs.append((bucket.name, partial(self._lower_rung, bucket)))
+            if (halves := self.in_halves(bucket)) is not None:
+                jobs.append((halves.name, partial(self._lower_rung, halves)))
             if bucket.phase is Phase.PREFILL:
                 jobs.append((sampler_name(bucket.rows), partial(self._lower_sampler, bucket.rows)))
         return [self._submit(name, lower) for name, lower in dict(jobs).items() if self._claim(name)]
@@ -114,7 +116,14 @@ class StepCompiler:
     def names_of(self, bucket: Bucket) -> tuple[str, ...]:
         """The executables that a rung needs: itself, its sampler and the row writes."""
         sampler = (sampler_name(bucket.rows),) if bucket.phase is Phase.PREFILL else ()
-        return (bucket.name, *sampler, *self._common_names)
+        halves = self.in_halves(bucket)
+        return (bucket.name, *((halves.name,) if halves else ()), *sampler, *self._common_names)
+
+    def in_halves(self, bucket: Bucket) -> Bucket | None:
+        """The rung's second form, as two micro-batches, where the engine is to choose between them."""
+        if self._mesh is None or not self._mesh.has_halves or bucket.num_halves == 2:
+            return None
+        return bucket.in_halves(self._mesh.num_shards, self._shape.page_size)
 
     @property
     def _common_names(self) -> tuple[str, ...]:
@@ -252,7 +261,11 @@ class StepCompiler:
         seen = jax.ShapeDtypeStruct((vocab,), jnp.bool_)
         counts = jax.ShapeDtypeStruct((vocab,), jnp.int32)
         mask = jax.ShapeDtypeStruct((1, -(-vocab // 32)), jnp.int32)
-        slots = jax.ShapeDtypeStruct((1,), jnp.int32) if self._mesh is None else self._by_shard((1,), jnp.int32, 1)
+        slots = (
+            jax.ShapeDtypeStruct((1,), jnp.int32)
+            if self._mesh is None
+            else self._by_shard((1,), jnp.int32, 1)
+        )
         jobs: list[tuple[str, Callable[[], Any]]] = [
             lower("start_row", a.rows, slot, scalar),
             lower("set_row", a.sampling, slot, pack_row(SamplingParams(), default_seed=0)),

@@ -111,6 +111,11 @@ class MeshSteps:
     def num_shards(self) -> int:
         return self._mesh.num_shards
 
+    @property
+    def has_halves(self) -> bool:
+        """Whether rungs are compiled as two micro-batches too."""
+        return self._parallel.micro_batch_overlap != "off"
+
     def sharding(self, spec: P) -> NamedSharding:
         return self._mesh.sharding(spec)
 
@@ -125,11 +130,11 @@ class MeshSteps:
         if mesh.num_shards == 1:
             return LayerSharding(None, tensor_axis)
         slots = slots_per_device(parallel, mesh.arch)
-        tokens = bucket.tokens // mesh.num_shards
+        tokens = bucket.tokens // mesh.num_shards // bucket.num_halves
         room = choose_capacity(tokens, mesh.arch.top_k, mesh.num_shards, slots, parallel.capacity_factor)
         dtype = DISPATCH_DTYPES[parallel.dispatch_dtype]
         exchange = Exchange(bucket.exchange, mesh.num_shards, EXPERT_AXIS, room, dtype)
-        return LayerSharding(exchange, tensor_axis)
+        return LayerSharding(exchange, tensor_axis, bucket.num_halves)
 
     def _wrap(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         return jax.shard_map(

@@ -18,8 +18,8 @@ from runtime.ladder.batch import unpack_decode, unpack_prefill
 from runtime.ladder.bucket import Bucket
 from runtime.model.architecture import Architecture
 from runtime.model.params import Params
-from runtime.model.sharding import ALONE, LayerSharding
 from runtime.model.sampling import Logprobs, SamplingState, sample, score
+from runtime.model.sharding import ALONE, LayerSharding
 from runtime.model.transformer import DecodeBatch, PrefillBatch, forward_decode, forward_prefill, unembed
 from runtime.request import MAX_TOP_LOGPROBS
 

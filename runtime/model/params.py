@@ -132,7 +132,11 @@ def _attention(arch: Architecture, dtype: Any) -> AttentionParams:
 def _moe(arch: Architecture, dtype: Any, slots: ExpertSlots | None) -> MoEParams:
     e, d, f = arch.num_experts, arch.hidden_size, arch.expert_ffn
     p = slots.num_slots if slots else e
-    table = ArraySpec((e, slots.num_places), jnp.dtype(jnp.int32), ("experts", "place"), "zeros") if slots else None
+    table = (
+        ArraySpec((e, slots.num_places), jnp.dtype(jnp.int32), ("experts", "place"), "zeros")
+        if slots
+        else None
+    )
     return MoEParams(
         router=_matrix((e, d), jnp.float32, ("expert_logits", "embed")),
         w_gate_up=_matrix((p, 2 * f, d), dtype, ("expert", "gate_up", "embed")),

@@ -10,10 +10,14 @@ from runtime.experts.exchange import Exchange
 
 @dataclass(frozen=True)
 class LayerSharding:
-    """exchange: how tokens get to experts on other devices; tensor_axis: mesh axis whose devices share each product."""
+    """exchange: how tokens get to experts on other devices; tensor_axis: mesh axis whose devices share each product.
+
+    num_halves: micro-batches that a step is computed in, 1 or 2.
+    """
 
     exchange: Exchange | None = None
     tensor_axis: str | None = None
+    num_halves: int = 1
 
     def add_up(self, partial: jax.Array) -> jax.Array:
         """The sum of the parts that the devices of one product computed."""

@@ -164,7 +164,9 @@ class Scheduler:
             self._prefills_in_a_row = in_a_row + can_decode if phase is Phase.PREFILL else 0
         plan = self.carry_out(wish, phase)
         if plan is None and phase is Phase.DECODE and not self._has_pending():
-            plan = self.carry_out(replace(wish, shares=tuple(self._decide_prefill(wish.limits))), Phase.PREFILL)
+            plan = self.carry_out(
+                replace(wish, shares=tuple(self._decide_prefill(wish.limits))), Phase.PREFILL
+            )
         return plan
 
     def wish(self, someone_decodes: bool = False) -> Wish:
@@ -177,7 +179,9 @@ class Scheduler:
 
     def wanted_steps(self, wish: Wish) -> int:
         """Decode steps that the next launch would make if pages allow."""
-        return self._decode_steps(self._decodable(wish.limits), wish.limits, is_prefill_near=wish.is_prefill_near)
+        return self._decode_steps(
+            self._decodable(wish.limits), wish.limits, is_prefill_near=wish.is_prefill_near
+        )
 
     def carry_out(self, wish: Wish, phase: Phase | None) -> StepPlan | None:
         """The plan of that phase, to be launched before the next wish; None where there is nothing, or no page."""

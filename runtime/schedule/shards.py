@@ -168,9 +168,7 @@ class ShardedScheduler:
 
     def expire(self, now: float) -> list[Sequence]:
         """End, with reason ERROR, the requests whose deadline passed before they first ran."""
-        late = [
-            s for s in self._line if s.request.deadline_s is not None and s.request.deadline_s <= now
-        ]
+        late = [s for s in self._line if s.request.deadline_s is not None and s.request.deadline_s <= now]
         for sequence in late:
             self.finish(sequence, FinishReason.ERROR)
         return [*late, *(s for shard in self.shards for s in shard.expire(now))]

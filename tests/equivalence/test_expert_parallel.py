@@ -43,15 +43,15 @@ def four():
 
 @pytest.mark.parametrize(
     ("shards", "tensor", "parallel"),
-    [(2, 2, {"exchange": "all_to_all"}), (8, 1, {"exchange": "gather"})],
-    ids=["2x2", "8"],
+    [(2, 2, {"exchange": "all_to_all", "micro_batch_overlap": "on"}), (8, 1, {"exchange": "gather"})],
+    ids=["2x2-halves", "8"],
 )
 def test_devices_are_one(shards, tensor, parallel, expected) -> None:
     driver = start(shards, tensor, **parallel)
     try:
         assert driver.run(batch("g")) == expected["greedy"][:8]
         assert driver.run(batch("r", **RICH)) == expected["rich"]
-        step, collected = driver.steps[-1]
+        _, collected = driver.steps[-1]
         assert collected.device_rows.shape == (2, shards)
         assert collected.device_rows.sum() == collected.expert_tokens.sum() > 0
     finally:
@@ -129,12 +129,10 @@ def random_placement(rng: np.random.Generator, like: ExpertPlacement) -> ExpertP
     rows = []
     for _ in range(like.num_layers):
         order = rng.permutation(like.num_experts)
-        devices = [list(part) for part in np.array_split(order, like.num_devices)]
-        for held in devices:
-            others = [e for e in rng.permutation(like.num_experts) if e not in held]
-            held += others[: like.slots_per_device - len(held)]
-        rows.append(np.concatenate(devices))
-    return ExpertPlacement(np.array(rows), like.num_devices, like.num_experts)
+        for part in np.array_split(order, like.num_devices):
+            others = [e for e in rng.permutation(like.num_experts) if e not in part]
+            rows.append([*part, *others[: like.slots_per_device - len(part)]])
+    return ExpertPlacement(np.reshape(rows, (like.num_layers, -1)), like.num_devices, like.num_experts)
 
 
 @pytest.mark.parametrize(

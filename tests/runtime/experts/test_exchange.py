@@ -80,7 +80,9 @@ def test_copies_share_the_rows_of_a_hot_expert() -> None:
     assert abs(int(load.rows[0]) - only[0] - both / 2) <= 2
 
 
-@pytest.mark.parametrize(("dtype", "error"), [(jnp.dtype(jnp.bfloat16), 0.02), (FP8, 0.1)], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(jnp.dtype(jnp.bfloat16), 0.02), (FP8, 0.1)], ids=["bf16", "fp8"]
+)
 @pytest.mark.parametrize("kind", [ExchangeKind.GATHER, ExchangeKind.ALL_TO_ALL])
 def test_narrow_dispatch_is_near(dtype, error, kind) -> None:
     params, x, is_real = layer_inputs(0.0)

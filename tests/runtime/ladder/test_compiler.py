@@ -21,7 +21,9 @@ SHAPE = StepShape(num_slots=4, page_size=4, pages_per_row=8, max_prefill_tokens=
 
 @pytest.fixture(scope="module")
 def compiler():
-    compiler = StepCompiler(ARCH, SHAPE, DeviceArrays(ARCH, SHAPE, 20, jnp.bfloat16).abstract_state(), num_workers=1)
+    compiler = StepCompiler(
+        ARCH, SHAPE, DeviceArrays(ARCH, SHAPE, 20, jnp.bfloat16).abstract_state(), num_workers=1
+    )
     yield compiler
     compiler.shutdown()
 
