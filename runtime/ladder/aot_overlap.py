@@ -76,7 +76,8 @@ def is_product(op: str, line: str, kernels: set[str]) -> bool:
 
 def compile_rung(layers: int, phase: str, is_in_halves: bool) -> str:
     """The compiled program of a Qwen3-30B-A3B rung on eight GPUs, as text."""
-    import jax.numpy as jnp  # noqa: PLC0415 - flags first
+    import jax  # noqa: PLC0415 - flags first
+    import jax.numpy as jnp  # noqa: PLC0415
     from jax.sharding import Mesh  # noqa: PLC0415
 
     from pallas_kernels.aot_target import compile_for, h200_mesh  # noqa: PLC0415
@@ -92,6 +93,7 @@ def compile_rung(layers: int, phase: str, is_in_halves: bool) -> str:
     from runtime.model.architecture import from_hf_config  # noqa: PLC0415
     from runtime.schedule.plan import Phase  # noqa: PLC0415
 
+    jax.config.update("jax_platforms", "cpu")  # no search for a GPU
     arch = from_hf_config(QWEN3_30B_A3B | {"num_hidden_layers": layers})
     # Room for all that can come in one round: a further round is a loop, and a GPU's host must look before each turn.
     parallel = ParallelConfig(expert_parallel_size=NUM_GPUS, capacity_factor=64.0, micro_batch_overlap="on")

@@ -15,12 +15,19 @@ from runtime.schedule.plan import Phase, ScheduledChunk, StepPlan
 
 
 def split_plan(plan: StepPlan, num_shards: int, num_slots: int) -> list[StepPlan]:
-    """The part of each shard, with rows numbered within it; a part may be empty. num_slots: rows of one shard."""
+    """The part of each shard, with rows numbered within it; a part may be empty. num_slots: rows of one shard.
+
+    A shard short of pages makes fewer decode steps than the others: as many as its chunks have tokens.
+    """
     chunks: list[list[ScheduledChunk]] = [[] for _ in range(num_shards)]
     for chunk in plan.chunks:
         shard, row = divmod(chunk.row, num_slots)
         chunks[shard].append(replace(chunk, row=row))
-    return [replace(plan, chunks=tuple(part)) for part in chunks]
+    steps = [max((c.num_tokens for c in part), default=0) for part in chunks]
+    return [
+        replace(plan, chunks=tuple(part), num_steps=num if plan.phase is Phase.DECODE else 1)
+        for part, num in zip(chunks, steps, strict=True)
+    ]
 
 
 def rung_size(parts: Sequence[StepPlan], page_size: int) -> tuple[int, int]:
