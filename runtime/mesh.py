@@ -4,7 +4,9 @@ Two axes. `expert`: each device owns rows, KV pages and expert slots of its own;
 data-parallel along it. `tensor`: devices of one expert shard share each product, by heads and by the experts' width.
 """
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from runtime.config import ParallelConfig
 from runtime.errors import ModelLoadError
 from runtime.model.architecture import Architecture, QkNorm
-from runtime.model.spec import ArraySpec
+from runtime.model.spec import ArraySpec, is_spec
 
 EXPERT_AXIS = "expert"
 TENSOR_AXIS = "tensor"
@@ -58,6 +60,14 @@ class DeviceMesh:
     def spec_of(self, array: ArraySpec) -> PartitionSpec:
         """How a weight is cut."""
         return PartitionSpec(*(AXES.get(axis) for axis in array.axes))
+
+    def part_nbytes(self, tree: Any) -> int:
+        """Bytes of one device's part of a tree of ArraySpec."""
+        total = 0
+        for array in jax.tree.leaves(tree, is_leaf=is_spec):
+            cut = [self.mesh.shape[axis] for axis in self.spec_of(array) if axis is not None]
+            total += array.nbytes // math.prod(cut)
+        return total
 
     def place(self, slot_experts: np.ndarray | None, array: ArraySpec, host: np.ndarray) -> jax.Array:
         """A weight from its whole copy on the host, each device getting its part only.

@@ -21,7 +21,7 @@ from pallas_kernels.expert_mlp.op import IMPLEMENTATIONS
 from runtime.cache.kv_pool import bytes_per_page
 from runtime.config import EngineConfig, KvCacheConfig
 from runtime.engine.chat_template import ChatTemplate
-from runtime.engine.device_arrays import DeviceArrays, start_placement
+from runtime.engine.device_arrays import DeviceArrays, start_placement, weight_specs
 from runtime.engine.engine import Engine
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.grammar import GrammarCompiler
@@ -33,10 +33,10 @@ from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.late_compiles import monitor
 from runtime.ladder.mesh_steps import MeshSteps
 from runtime.ladder.step import StepShape
-from runtime.mesh import make_device_mesh
+from runtime.mesh import DeviceMesh, make_device_mesh
 from runtime.model.architecture import Architecture, load_architecture
 from runtime.model.checkpoint import load_params
-from runtime.model.params import Params, abstract_params, init_params
+from runtime.model.params import Params, init_params
 from runtime.model.spec import Place, tree_nbytes
 from runtime.schedule.request_checks import ModelLimits
 from runtime.schedule.scheduler import Scheduler
@@ -135,7 +135,8 @@ def load_engine(
         ladder = BucketLadder.from_config(config, max_context)
         shape = _shard_shape(config, ladder, max_context, num_shards)
         placement = start_placement(config.parallel, arch)
-        num_pages = count_pages(config.kv_cache, arch, shape, dtype)
+        specs = weight_specs(arch, dtype, placement)
+        num_pages = count_pages(config.kv_cache, arch, shape, dtype, specs, mesh)
         arrays = DeviceArrays(arch, shape, num_pages, dtype, mesh, placement)
         compiler = StepCompiler(
             arch,
@@ -187,14 +188,26 @@ def _make_scheduler(
     return ShardedScheduler(engine.num_shards, **settings)
 
 
-def count_pages(kv: KvCacheConfig, arch: Architecture, shape: StepShape, dtype: DTypeLike) -> int:
-    """Pages that the budget holds; never more than twice what all rows need at full context.
+def count_pages(
+    kv: KvCacheConfig,
+    arch: Architecture,
+    shape: StepShape,
+    dtype: DTypeLike,
+    specs: Params,
+    mesh: DeviceMesh | None = None,
+) -> int:
+    """Pages that the budget of one device holds; never more than twice what its rows need at full context.
 
-    Raises ModelLoadError when the budget does not hold one request of full length.
+    specs: all weights. Raises ModelLoadError when the budget does not hold one request of full length.
     """
-    page_bytes = bytes_per_page(arch, shape.page_size, dtype)
-    weights = tree_nbytes(abstract_params(arch, dtype))
-    budget = kv.kv_cache_size.of(max(0, device_memory_bytes() - weights))
+    memory, page_bytes = device_memory_bytes(), bytes_per_page(arch, shape.page_size, dtype)
+    if mesh is None:
+        weights = tree_nbytes(specs)
+    else:
+        weights, page_bytes = mesh.part_nbytes(specs), page_bytes // mesh.num_tensor
+        if jax.default_backend() == "cpu":  # virtual devices share the machine's memory
+            memory //= mesh.num_shards * mesh.num_tensor
+    budget = kv.kv_cache_size.of(max(0, memory - weights))
     useful = 2 * shape.num_slots * shape.pages_per_row
     num_pages = min(budget // page_bytes, useful) + 1  # and the dummy page
     if num_pages <= shape.pages_per_row:

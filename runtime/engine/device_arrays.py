@@ -37,6 +37,12 @@ def start_placement(parallel: ParallelConfig, arch: Architecture) -> ExpertPlace
     )
 
 
+def weight_specs(arch: Architecture, dtype: DTypeLike, placement: ExpertPlacement | None) -> Params:
+    """Params of ArraySpec; with a placement, of its slots."""
+    slots = placement and ExpertSlots(placement.num_slots, num_places(placement.max_copies))
+    return abstract_params(arch, dtype, slots)
+
+
 class DeviceArrays:
     """Shapes and arrays of one engine. `shape` and `num_pages` are those of one shard; mesh None: one device."""
 
@@ -51,8 +57,7 @@ class DeviceArrays:
     ) -> None:
         self._arch, self._shape, self._num_pages, self._dtype = arch, shape, num_pages, dtype
         self._mesh, self.placement = mesh, placement
-        slots = placement and ExpertSlots(placement.num_slots, num_places(placement.max_copies))
-        self._specs = abstract_params(arch, dtype, slots)
+        self._specs = weight_specs(arch, dtype, placement)
 
     def abstract_state(self) -> AbstractState:
         """Shapes of everything that a step takes, with where each part lies."""
