@@ -27,16 +27,12 @@ class Workload:
     num_days: int
     seed: int
 
-    def saturated(self, num: int, number: int) -> list[Job]:
-        return draw_jobs(
-            self.lengths, steady_arrivals(num, self.rate, self._seed(number)), self._seed(number)
-        )
-
     def swinging(self, num: int, number: int) -> list[Job]:
         seed = self._seed(number)
         return draw_jobs(self.lengths, swinging_arrivals(num, self.rate, self.num_days, seed), seed)
 
     def steady(self, num: int, number: int) -> list[Job]:
+        """Also for a saturated engine, which takes them as fast as it can."""
         return draw_jobs(
             self.lengths, steady_arrivals(num, self.rate, self._seed(number)), self._seed(number)
         )
@@ -96,7 +92,7 @@ def choose_static(
     rates = {}
     for size in sizes:
         mode = Mode(Way.STATIC, size, max(timeouts_s))
-        rates[size] = stage.saturate(mode, work.saturated(max(num, 2 * size), 900), 900)["tok_s"]
+        rates[size] = stage.saturate(mode, work.steady(max(num, 2 * size), 900), 900)["tok_s"]
     fastest = sorted(rates, key=lambda size: rates[size], reverse=True)[:2]
     jobs = work.swinging(num, 901)
     for size in fastest:
@@ -115,7 +111,7 @@ def choose_fixed(
     """The best single rung, by goodput and p99 on a short swinging load; rungs far behind in throughput are not tried
     there."""
     modes = [Mode(Way.FIXED, rows) for rows in rungs]
-    saturated = work.saturated(num, 910)
+    saturated = work.steady(num, 910)
     found = {mode: stage.saturate(mode, saturated, 910) for mode in modes}
     most = max(figures["tok_s"] for figures in found.values())
     jobs = work.swinging(num, 911)
@@ -139,7 +135,7 @@ def play_rounds(
     for number, modes in enumerate(abba_order((*others, DYNAMIC), num_rounds)):
         round_s = max(1.0, seconds_left()) / (num_rounds - number)
         num_saturated, num_open = sizes_of_round(round_s, work.rate, len(modes), min_saturated)
-        saturated, swinging = work.saturated(num_saturated, number), work.swinging(num_open, number)
+        saturated, swinging = work.steady(num_saturated, number), work.swinging(num_open, number)
         start_s = time.monotonic()
         rounds.append([stage.play(mode, saturated, swinging, number) for mode in modes])
         console.print(
