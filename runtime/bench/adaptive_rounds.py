@@ -59,10 +59,15 @@ class Stage:
     player: ModePlayer
     limits: MachineLimits
 
-    def play(self, mode: Mode, saturated: list[Job], swinging: list[Job], number: int) -> Round:
-        """Saturated, then on the swinging load."""
-        figures = self.saturate(mode, saturated, number) | self.open(mode, swinging, number)
-        return Round(mode, number, figures, saturated, swinging)
+    def play(
+        self, modes: Sequence[Mode], saturated: list[Job], swinging: list[Job], number: int
+    ) -> list[Round]:
+        """All modes saturated, then all on the swinging load: what is compared runs close together, as a shared machine
+        is slow for seconds at a time."""
+        figures = {mode: self.saturate(mode, saturated, number) for mode in modes}
+        for mode in modes:
+            figures[mode] |= self.open(mode, swinging, number)
+        return [Round(mode, number, found, saturated, swinging) for mode, found in figures.items()]
 
     def saturate(self, mode: Mode, jobs: list[Job], number: int) -> dict[str, Any]:
         played, tok_s = self.player.saturated(mode, jobs, number)
@@ -137,7 +142,7 @@ def play_rounds(
         num_saturated, num_open = sizes_of_round(round_s, work.rate, len(modes), min_saturated)
         saturated, swinging = work.steady(num_saturated, number), work.swinging(num_open, number)
         start_s = time.monotonic()
-        rounds.append([stage.play(mode, saturated, swinging, number) for mode in modes])
+        rounds.append(stage.play(modes, saturated, swinging, number))
         console.print(
             f"pair {number + 1} of {num_rounds}: {num_saturated} requests saturated, {num_open} on the swinging load, "
             f"{time.monotonic() - start_s:.0f} s",
