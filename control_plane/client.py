@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from control_plane.console_schemas import PAGE_TYPES, ConsolePage, Page, Span, Wire
+from control_plane.console_schemas import PAGE_TYPES, ConsolePage, Page, Span, WhoAmI, Wire
 from control_plane.request_schemas import RequestList, RequestTimeline, TimelineAnswer
 
 TIMEOUT_S = 5.0
@@ -86,6 +86,10 @@ class AdminClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def whoami(self) -> WhoAmI:
+        """Whose key this is and what it may do."""
+        return _parsed(WhoAmI, self._send("GET", "/admin/v1/whoami"))
 
     # -- the console ---------------------------------------------------------------------------------------------
 
@@ -251,7 +255,9 @@ def _error(answer: httpx.Response) -> AdminError:
         body = None
     found = body.get("error") if isinstance(body, dict) else None
     if not isinstance(found, dict):
-        return AdminError(status, "http_error", f"{answer.request.method} {answer.request.url.path}: {status}")
+        return AdminError(
+            status, "http_error", f"{answer.request.method} {answer.request.url.path}: {status}"
+        )
     revision = body.get("revision") if isinstance(body, dict) else None
     return AdminError(
         status,

@@ -18,6 +18,13 @@ class Wire(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class WhoAmI(Wire):
+    """GET /admin/v1/whoami. A viewer may look and plan, an operator may do everything."""
+
+    actor: str  # 12 hex digits of the key's digest, or "demo"
+    role: Literal["operator", "viewer"]
+
+
 class Series(Wire):
     """One line of a plot. `values[i]` belongs to the interval that ends at the page's `times[i]`.
 
@@ -151,6 +158,7 @@ class RungRow(Wire):
     error: str = ""
     hits: int
     hits_span: int
+    computed_span: int  # positions computed, padding included
     occupancy: float | None  # real positions over computed ones
     occupancy_span: float | None
     padding_span: int  # positions computed that nobody asked for

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from control_plane.console_schemas import Wire
 
 
@@ -45,8 +47,8 @@ class RequestRow(Wire):
 class RequestTimeline(RequestRow):
     """rungs: launches by rung. num_dropped: events that did not fit (a timeline keeps at most 256)."""
 
-    events: list[TimelineEvent] = []
-    rungs: dict[str, int] = {}
+    events: list[TimelineEvent] = Field(default_factory=list)
+    rungs: dict[str, int] = Field(default_factory=dict)
     num_dropped: int = 0
 
 
@@ -56,7 +58,7 @@ class RequestList(Wire):
     available: bool
     reason: str = ""
     kept: int = 0  # most that are kept
-    data: list[RequestRow] = []
+    data: list[RequestRow] = Field(default_factory=list)
 
 
 class TimelineAnswer(Wire):

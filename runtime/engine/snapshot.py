@@ -1,5 +1,6 @@
 """take_snapshot: everything that the engine tells about itself, as one frozen record."""
 
+import time
 from typing import Protocol
 
 from runtime.engine.admission import AdmissionGate
@@ -69,6 +70,10 @@ def take_snapshot(
         ladder_change=ladder_change,
         policy=scheduler.policy if scheduler is not None else SchedulePolicy(),
         demand={phase: dict(sizes) for phase, sizes in stats.demand.items()},
+        taken_s=time.monotonic(),
+        page_bytes=loaded.engine.page_bytes if loaded is not None else 0,
+        phases=dict(stats.phases),
+        promises=stats.promises,
     )
 
 
@@ -91,6 +96,7 @@ def _rungs(stats: EngineStats, engine: Engine) -> tuple[RungSnapshot, ...]:
                 computed_tokens=counters.computed_tokens,
                 step_s=counters.median_step_s,
                 error=step.error,
+                busy_s=counters.busy_s,
             )
         )
     return tuple(snapshots)

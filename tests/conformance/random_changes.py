@@ -181,7 +181,7 @@ def lost_updates(
 def _stored(value: Any) -> Any:
     """A value of a patch as a document writes it: durations from one second on in seconds."""
     if isinstance(value, str) and value.endswith("ms") and value[:-2].isdigit():
-        from runtime.config import duration_text, parse_duration
+        from runtime.config_values import duration_text, parse_duration
 
         return duration_text(parse_duration(value))
     return value

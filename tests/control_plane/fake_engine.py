@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 import orjson
@@ -181,6 +181,7 @@ class FakeEngine:
         rest = {
             f.name: Histogram(ITL_BOUNDS_S) if f.type in (Histogram, "Histogram") else 0
             for f in fields(EngineSnapshot)
+            if f.default is MISSING and f.default_factory is MISSING
         }
         return EngineSnapshot(**rest | facts)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import httpx
@@ -43,6 +43,7 @@ def snapshot_of(config: EngineConfig | None = None, **facts: Any) -> EngineSnaps
     rest = {
         f.name: Histogram(LONG_BOUNDS_S) if f.type in (Histogram, "Histogram") else 0
         for f in fields(EngineSnapshot)
+        if f.default is MISSING and f.default_factory is MISSING
     }
     return EngineSnapshot(**rest | known | facts)
 
