@@ -286,7 +286,8 @@ class Price(Wire):
 
 
 class LedgerRow(Wire):
-    """Tokens, time and money of [start, end). usd_* is null where no price was in force."""
+    """Tokens, time and money of [start, end). Money is of the part that had a price, `priced_share` of the worker-hours;
+    null where none had."""
 
     start: float
     end: float
@@ -298,6 +299,7 @@ class LedgerRow(Wire):
     cost_usd: float | None
     income_usd: float | None
     margin: float | None  # (income - cost) / cost
+    priced_share: float = 1.0
 
 
 class PhaseCost(Wire):

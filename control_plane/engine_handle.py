@@ -12,6 +12,7 @@ from runtime.adaptive.decision import Decision
 from runtime.config import EngineConfig
 from runtime.engine.change import Applied, ConfigChange
 from runtime.engine.stats import EngineSnapshot
+from runtime.engine.timelines import Timelines
 from runtime.request import GrammarSpec, Request, TokenEvent
 
 Publish = Callable[[list[TokenEvent]], None]
@@ -57,6 +58,11 @@ class EngineHandle(Protocol):
 
     def decision_counts(self) -> dict[tuple[str, str], int]:
         """Decisions since the start by (controller, reason)."""
+        ...
+
+    @property
+    def timelines(self) -> Timelines:
+        """What happened to each of the last requests."""
         ...
 
     def begin_drain(self) -> None:
