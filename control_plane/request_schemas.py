@@ -45,7 +45,7 @@ class RequestRow(Wire):
 
 
 class RequestTimeline(RequestRow):
-    """rungs: launches by rung. num_dropped: events that did not fit (a timeline keeps at most 256)."""
+    """rungs: launches by rung. num_dropped: events that did not fit (a timeline keeps at most 128)."""
 
     events: list[TimelineEvent] = Field(default_factory=list)
     rungs: dict[str, int] = Field(default_factory=dict)

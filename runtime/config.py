@@ -210,7 +210,7 @@ class LadderConfig(_Section):
 class ConsoleConfig(_Section):
     """What the operator console may see."""
 
-    request_timeline: bool = _live(True, "keep times, rungs and counts of the last 512 requests, never text")
+    request_timeline: bool = _live(True, "keep times, rungs and counts of the last 2048 requests, never text")
 
 
 def _price(description: str) -> Any:

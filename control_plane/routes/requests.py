@@ -9,15 +9,16 @@ from fastapi import APIRouter, Query, Response
 from control_plane.call_names import CallNames
 from control_plane.errors import NotFound, clean, json_response
 from control_plane.routes.context import Service
-from runtime.engine.timelines import KEPT_REQUESTS, Trace, TraceEvent
+from runtime.engine.timelines import Trace, TraceEvent
 
 router = APIRouter(prefix="/admin/v1/requests", tags=["admin"], default_response_class=Response)
+MAX_LISTED = 500
 OFF = "console.request_timeline is off"
 
 
 @router.get("")
 async def show_all(
-    service: Service, limit: Annotated[int, Query(ge=1, le=KEPT_REQUESTS, description="newest first")] = 50
+    service: Service, limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="newest first")] = 50
 ) -> Response:
     timelines, wire = service.model.engine.timelines, _Wire.now(service.call_names)
     rows = [wire.row(trace) for trace in timelines.newest(limit)]

@@ -12,8 +12,8 @@ from enum import StrEnum
 from runtime.schedule.plan import Phase, StepPlan
 from runtime.schedule.sequence import Sequence, SequenceStatus
 
-KEPT_REQUESTS = 512
-MAX_EVENTS = 256  # of one request; its end is always kept
+KEPT_REQUESTS = 2048
+MAX_EVENTS = 128  # of one request; its end is always kept
 
 
 class EventKind(StrEnum):
