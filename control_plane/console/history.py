@@ -72,7 +72,8 @@ class ExpertPoint:
 class Ring[P: (Point, ExpertPoint)]:
     """The last `num` intervals of `step_s`; samples of one interval become one point.
 
-    A clock that was set back by more than an interval begins it anew: times only ascend.
+    The first sample of all stays alone: it is what the others are compared with, and a server that has just started
+    shows something after two. A clock that was set back by more than an interval begins it anew: times only ascend.
     """
 
     def __init__(self, step_s: float, num: int) -> None:
@@ -83,7 +84,8 @@ class Ring[P: (Point, ExpertPoint)]:
         if self._points and point.time_s < self._points[-1].time_s - self._step_s:
             self._points.clear()
         last = self._points[-1] if self._points else None
-        if last is not None and point.time_s // self._step_s <= last.time_s // self._step_s:
+        is_open = last is not None and point.time_s // self._step_s <= last.time_s // self._step_s
+        if last is not None and is_open and len(self._points) > 1:
             self._points[-1] = last.joined(point)
         else:
             self._points.append(point)
