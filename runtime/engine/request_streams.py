@@ -91,7 +91,7 @@ class RequestStreams:
             if stream is not None:
                 self._stats.rejected[DeadlineExceeded.code] += 1
                 text = f"waited {now - sequence.request.arrival_s:.1f} s in the queue"
-                self._timelines.finish(sequence.request_id, FinishReason.ERROR, now, text)
+                self._timelines.finish(sequence, FinishReason.ERROR, now, text)
                 events.append(stream.fail(DeadlineExceeded.code, text))
         return events
 
@@ -148,7 +148,7 @@ class RequestStreams:
         events = [stream.fail(code, message) for stream in self._streams.values()]
         for stream in self._streams.values():
             self._gate.leave(stream.request_id)
-            self._timelines.finish(stream.request_id, FinishReason.ERROR, time.monotonic(), message)
+            self._timelines.finish(stream.sequence, FinishReason.ERROR, time.monotonic(), message)
         self._streams.clear()
         return events
 
@@ -162,7 +162,7 @@ class RequestStreams:
         self._stats.e2e_s.observe(now - sequence.request.arrival_s)
         if stream.first_token_s is not None:
             self._stats.decode_s.observe(now - stream.first_token_s)
-        self._timelines.finish(sequence.request_id, reason.value, now)
+        self._timelines.finish(sequence, reason.value, now)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._stats.on_promises(
                 kept_ttft=stream.ttft_s <= self.slo.ttft, kept_itl=stream.tpot_s <= self.slo.itl

@@ -67,25 +67,22 @@ class _Timeline:
     summary: Trace
     sequence: Sequence | None
     events: list[TraceEvent] = field(default_factory=list)
-    rungs: Counter[str] = field(default_factory=Counter)
     first_token_s: float | None = None
     num_preemptions: int = 0
-    num_dropped: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)  # events that did not fit, by rung
 
     def add(self, event: TraceEvent) -> None:
         if len(self.events) < MAX_EVENTS - 1:
             self.events.append(event)
         else:
-            self.num_dropped += 1
+            self.dropped[event.rung] += 1
 
-    def decoded(self, rung: str, launched_s: float, now_s: float, num_tokens: int) -> None:
-        last = self.events[-1] if self.events else None
-        if last is not None and last.kind is EventKind.DECODE and last.rung == rung:
-            last.duration_s = now_s - last.time_s
-            last.tokens += num_tokens
-            last.launches += 1
-        else:
-            self.add(TraceEvent(launched_s, EventKind.DECODE, rung, now_s - launched_s, num_tokens, 1))
+    def rungs(self) -> dict[str, int]:
+        """Launches by rung."""
+        found = Counter(self.dropped)
+        for event in list(self.events):
+            found[event.rung] += event.launches
+        return {rung: num for rung, num in found.items() if rung}
 
 
 class Timelines:
@@ -96,7 +93,7 @@ class Timelines:
         self._is_on = is_on
         self._lock = threading.Lock()  # held to add, drop and list requests, not for a step
         self._all: OrderedDict[str, _Timeline] = OrderedDict()
-        self._open: dict[str, _Timeline] = {}  # those that have not ended; the engine's thread only
+        self._open: dict[Sequence, _Timeline] = {}  # those that have not ended; the engine's thread only
         self._num_preemptions = 0
 
     # -- the engine's thread ------------------------------------------------------------------------------------
@@ -114,11 +111,13 @@ class Timelines:
         if not self._is_on:
             return
         timeline = _Timeline(_summary(sequence), sequence)
-        self._open[sequence.request_id] = timeline
+        self._open[sequence] = timeline
         with self._lock:
             self._all[sequence.request_id] = timeline
             while len(self._all) > self.kept:
-                self._open.pop(self._all.popitem(last=False)[0], None)
+                oldest = self._all.popitem(last=False)[1]
+                if oldest.sequence is not None:
+                    self._open.pop(oldest.sequence, None)
 
     def on_step(
         self,
@@ -131,18 +130,22 @@ class Timelines:
         """A launch was read; `token_ids` by chunk of the plan."""
         if not self._open:
             return
-        is_prefill = plan.phase is Phase.PREFILL
+        is_prefill, seconds = plan.phase is Phase.PREFILL, now_s - launched_s
         for chunk, tokens in zip(plan.chunks, token_ids, strict=True):
-            timeline = self._open.get(chunk.sequence.request_id)
+            timeline = self._open.get(chunk.sequence)
             if timeline is None:
                 continue
-            timeline.rungs[rung] += 1
             if is_prefill:
-                seconds = now_s - launched_s
                 timeline.add(TraceEvent(launched_s, EventKind.PREFILL, rung, seconds, chunk.num_tokens, 1))
             elif tokens:
-                timeline.decoded(rung, launched_s, now_s, len(tokens))
-            if tokens and timeline.first_token_s is None:
+                last = timeline.events[-1] if timeline.events else None
+                if last is not None and last.kind is EventKind.DECODE and last.rung == rung:
+                    last.duration_s = now_s - last.time_s
+                    last.tokens += len(tokens)
+                    last.launches += 1
+                else:
+                    timeline.add(TraceEvent(launched_s, EventKind.DECODE, rung, seconds, len(tokens), 1))
+            if timeline.first_token_s is None and tokens:
                 timeline.first_token_s = now_s
                 timeline.add(TraceEvent(now_s, EventKind.FIRST_TOKEN))
 
@@ -157,15 +160,14 @@ class Timelines:
                 timeline.num_preemptions = sequence.num_preemptions
                 timeline.add(TraceEvent(now_s, EventKind.PREEMPTED))
 
-    def finish(self, request_id: str, reason: str, now_s: float, detail: str = "") -> None:
-        """A request has ended, however; unknown ids are fine."""
-        timeline = self._open.pop(request_id, None)
+    def finish(self, sequence: Sequence, reason: str, now_s: float, detail: str = "") -> None:
+        """A request has ended, however; one that is not kept is fine."""
+        timeline = self._open.pop(sequence, None)
         if timeline is None:
             return
         timeline.events.append(TraceEvent(now_s, EventKind.FINISHED, detail=detail or reason))
-        assert timeline.sequence is not None
         timeline.summary = replace(
-            _summary(timeline.sequence), state="finished", finished_s=now_s, finish_reason=reason
+            _summary(sequence), state="finished", finished_s=now_s, finish_reason=reason
         )
         timeline.sequence = None
 
@@ -218,6 +220,6 @@ def _copy(timeline: _Timeline, *, with_events: bool) -> Trace:
         summary,
         first_token_s=timeline.first_token_s,
         events=tuple(replace(event) for event in list(timeline.events)),
-        rungs=dict(timeline.rungs),
-        num_dropped=timeline.num_dropped,
+        rungs=timeline.rungs(),
+        num_dropped=timeline.dropped.total(),
     )

@@ -30,7 +30,7 @@ def test_a_request_from_the_line_to_its_end():
     timelines.on_step(plan(Phase.DECODE, s), "decode-4", 10.8, 11.0, ((9,),))
     timelines.on_step(plan(Phase.DECODE, s), "decode-8", 11.0, 11.1, ((9,),))
     s.output_ids += [9] * 5
-    timelines.finish("cmpl-1-0", "length", 11.1)
+    timelines.finish(s, "length", 11.1)
     trace = only(timelines)
     kinds = [(e.kind, e.rung, e.tokens, e.launches) for e in trace.events]
     assert kinds == [
@@ -69,7 +69,7 @@ def test_everything_is_bounded_and_the_end_is_kept():
     )  # forgotten: no trouble
     for i in range(MAX_EVENTS * 2):
         timelines.on_step(plan(Phase.DECODE, sequences[4]), f"decode-{i % 2}", i, i + 1, ((7,),))
-    timelines.finish("c-4", "abort", 999.0)
+    timelines.finish(sequences[4], "abort", 999.0)
     trace = only(timelines, "c-4")
     assert len(trace.events) == MAX_EVENTS
     assert trace.num_dropped > 0
@@ -91,7 +91,7 @@ def test_off_keeps_nothing_and_on_again_starts_afresh():
     timelines.switch(False)
     timelines.start(sequence("later-0"))
     timelines.on_step(plan(Phase.DECODE, s), "decode-1", 1.0, 1.1, ((7,),))
-    timelines.finish(s.request_id, "length", 2.0)
+    timelines.finish(s, "length", 2.0)
     assert timelines.newest(10) == []
     timelines.switch(True)
     timelines.on_step(plan(Phase.DECODE, s), "decode-1", 2.0, 2.1, ((7,),))
@@ -101,5 +101,5 @@ def test_off_keeps_nothing_and_on_again_starts_afresh():
 def test_a_finished_request_does_not_keep_its_tokens():
     timelines, s = Timelines(), sequence()
     timelines.start(s)
-    timelines.finish(s.request_id, "stop", 11.0)
+    timelines.finish(s, "stop", 11.0)
     assert timelines._all[s.request_id].sequence is None
