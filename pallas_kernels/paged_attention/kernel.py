@@ -126,7 +126,7 @@ def _decode(
                 table_ref,
                 q_s,
                 keys,
-                lambda position: position >= 0,
+                keys.holds,
                 soft_cap=soft_cap,
                 steps=tiles.steps,
                 is_interpreted=interpret is not None,
