@@ -118,6 +118,9 @@ def _moe(arch: Architecture, dtype: Any) -> MoEParams:
         router=_matrix((e, d), jnp.float32, ("expert_logits", "embed")),
         w_gate_up=_matrix((e, 2 * f, d), dtype, ("expert", "ffn", "embed")),
         w_down=_matrix((e, d, f), dtype, ("expert", "embed", "ffn")),
+        router_bias=ArraySpec((e,), jnp.dtype(jnp.float32), ("expert_logits",), "zeros")
+        if arch.has_router_bias
+        else None,
     )
 
 

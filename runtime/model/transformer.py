@@ -98,8 +98,7 @@ def _ffn(
             weights.ffn,
             normed,
             is_real,
-            top_k=arch.top_k,
-            norm_topk_prob=arch.norm_topk_prob,
+            routing=arch.routing,
             activation=arch.activation,
         )
     with jax.named_scope("dense_ffn"):
