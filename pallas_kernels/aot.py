@@ -28,8 +28,10 @@ from pallas_kernels.backend import choosing_for_hopper
 ROOT = Path(__file__).parents[1]
 CASES_OF = (
     "pallas_kernels.grouped_matmul.cases",
+    "pallas_kernels.mla_attention.cases",
     "pallas_kernels.paged_attention.cases",
     "pallas_kernels.prefill_attention.cases",
+    "pallas_kernels.quantized_matmul.cases",
     "pallas_kernels.router.cases",
 )
 STEPS_OF = "runtime.ladder.aot_steps"  # by name: kernels stand alone, and the whole server adds its steps

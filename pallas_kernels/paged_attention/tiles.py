@@ -117,7 +117,7 @@ def attend_tiles(
             slot = lax.rem(tile, steps)
             first_of_tile = (keys.first_tile + tile) * TILE_KEYS
             plgpu.barrier_wait(buffers.k_barrier.at[slot])
-            z = _scores(q_s, buffers.k.at[slot], soft_cap)
+            z = tile_scores(q_s, buffers.k.at[slot], head_dim**-0.5, soft_cap)
             position = first_of_tile + plgpu.broadcasted_iota(
                 jnp.int32, z.shape, 1, layout=plgpu.Layout.WGMMA
             )
@@ -128,8 +128,8 @@ def attend_tiles(
             total = pinned(total * shrink + p.sum(axis=1))
             acc = pinned(acc * lax.broadcast_in_dim(shrink, acc.shape, [0]))
             plgpu.barrier_wait(buffers.v_barrier.at[slot])
-            _zero_unseen(buffers.v.at[slot], first_of_tile, keys)
-            acc = _add_values(acc, p.astype(dtype), buffers.v.at[slot], buffers.p)
+            zero_unseen(buffers.v.at[slot], first_of_tile, keys)
+            acc = add_values(acc, p.astype(dtype), buffers.v.at[slot], buffers.p)
 
             @pl.when(tile + steps < keys.num_tiles)
             def _():
@@ -179,7 +179,7 @@ def _fetch(pages_ref, table_ref, keys: KeyRange, buffers: TileBuffers, tile, slo
             plgpu.copy_gmem_to_smem(source, buffer.at[slot, to], barrier.at[slot])
 
 
-def _scores(q_s, k_tile, soft_cap: float | None):
+def tile_scores(q_s, k_tile, scale: float, soft_cap: float | None = None):
     """Scores in base 2, [64, 64]."""
 
     def multiply(acc):
@@ -187,7 +187,6 @@ def _scores(q_s, k_tile, soft_cap: float | None):
         return acc[...]
 
     z = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((QUERY_ROWS, TILE_KEYS)))
-    scale = q_s.shape[1] ** -0.5
     if soft_cap is None:
         return pinned(z * (scale * LOG2_E))
     # tanh(x) = 1 - 2 / (1 + exp(2x)): the hardware's own tanh is off by 0.0005, times the cap.
@@ -195,7 +194,7 @@ def _scores(q_s, k_tile, soft_cap: float | None):
     return pinned((1.0 - pinned(2.0 / pinned(1.0 + grown))) * (soft_cap * LOG2_E))
 
 
-def _zero_unseen(v_tile, first_of_tile, keys: KeyRange) -> None:
+def zero_unseen(v_tile, first_of_tile, keys: KeyRange) -> None:
     """A weight of 0 times a stale NaN would still be NaN. Only a range's first and last tile hold any."""
 
     @pl.when((first_of_tile < keys.first_key) | (first_of_tile + TILE_KEYS > keys.end_key))
@@ -208,7 +207,7 @@ def _zero_unseen(v_tile, first_of_tile, keys: KeyRange) -> None:
         plgpu.commit_smem()
 
 
-def _add_values(acc, p, v_tile, p_s):
+def add_values(acc, p, v_tile, p_s):
     """acc + p @ v: in place and from registers on the GPU, where `p_s` is None."""
     if p_s is None:
         return pl.run_state(lambda ref: plgpu.wgmma(ref, p, v_tile))(plgpu.WGMMAAccumulatorRef.init(acc))
