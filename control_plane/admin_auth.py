@@ -17,10 +17,11 @@ from runtime.config import ServerConfig
 READING = frozenset({"GET", "HEAD"})
 DRY_RUNS = frozenset({"/admin/v1/config/plan"})
 DEMO_ACTOR = "demo"
+OPERATOR, VIEWER = "operator", "viewer"
 
 
 class AdminAuth:
-    """ASGI middleware. Puts `actor` (12 hex digits of the key's digest, or "demo") into the scope's state.
+    """ASGI middleware. Puts `actor` (12 hex digits of the key's digest, or "demo") and `role` into the scope's state.
 
     on_refused: called with the status of each refusal.
     """
@@ -36,23 +37,25 @@ class AdminAuth:
                 self._on_refused(str(found.status_code))
                 await found(scope, receive, send)
                 return
-            scope.setdefault("state", {})["actor"] = found
+            actor, role = found
+            scope.setdefault("state", {}).update(actor=actor, role=role)
         await self.app(scope, receive, send)
 
-    def _actor(self, scope: Scope) -> str | Response:
+    def _actor(self, scope: Scope) -> tuple[str, str] | Response:
+        """Who it is, and "operator" or "viewer"."""
         server = self._server
         if not (server.admin_keys or server.viewer_keys):
             return self._demo_actor(scope)
         operator, viewer = identify(scope, server.admin_keys), identify(scope, server.viewer_keys)
         if operator is not None:
-            return operator
+            return operator, OPERATOR
         if viewer is None:
             return no_key("Incorrect or missing operator key.")
         if scope["method"] in READING or (scope["method"], scope["path"]) in {("POST", p) for p in DRY_RUNS}:
-            return viewer
+            return viewer, VIEWER
         return status_response(403, "This key may look and plan, not change.")
 
-    def _demo_actor(self, scope: Scope) -> str | Response:
+    def _demo_actor(self, scope: Scope) -> tuple[str, str] | Response:
         """Without keys only this machine may come in, and no web page that a browser on it has open.
 
         A page of another site reaches us under our address with its own Origin, or, after its name was made to point
@@ -66,7 +69,7 @@ class AdminAuth:
             return status_response(403, "Without an operator key the Host must be a loopback name.")
         if any(origin.lower() != f"http://{hosts[0]}".lower() for origin in origins):
             return status_response(403, "Without an operator key no other Origin may call the admin routes.")
-        return DEMO_ACTOR
+        return DEMO_ACTOR, OPERATOR
 
 
 def is_loopback(host: str) -> bool:

@@ -13,7 +13,8 @@ from control_plane.config_store import Revision
 from control_plane.errors import PreconditionMissing, StaleRevision, validation_fault
 from control_plane.live_config import LiveConfig
 from runtime.adaptive.decision import Decision
-from runtime.config import EngineConfig, parse_duration
+from runtime.config import EngineConfig
+from runtime.config_values import parse_duration
 from runtime.engine.change import ConfigChange
 from runtime.errors import InvalidRequest
 

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 
 from control_plane.admin_auth import AdminAuth
 from control_plane.auth import BearerAuth
+from control_plane.console.pages import ConsolePages
 from control_plane.errors import install_handlers
 from control_plane.limits import BodyLimit
 from control_plane.metrics import ControlFigures, HttpCounts, Metrics
@@ -15,11 +16,13 @@ from control_plane.routes import (
     admin,
     chat,
     completions,
+    console,
     diagnosis,
     experts,
     ladder,
     models,
     observe,
+    requests,
     tokenize,
 )
 from control_plane.routes.observe import server_version
@@ -43,11 +46,24 @@ def create_app(service: EngineService) -> FastAPI:
     )
     counts = HttpCounts()
     app.state.service = service
+    app.state.console = ConsolePages(service)
     app.state.metrics = Metrics(
         lambda: service.snapshot, lambda: service.model.card.name, counts, lambda: _figures(service)
     )
     install_handlers(app)
-    for routes in (chat, completions, models, tokenize, observe, admin, ladder, experts, diagnosis):
+    for routes in (
+        chat,
+        completions,
+        models,
+        tokenize,
+        observe,
+        admin,
+        ladder,
+        experts,
+        diagnosis,
+        console,
+        requests,
+    ):
         app.include_router(routes.router)
     server = service.config.server
     app.add_middleware(BodyLimit, max_bytes=server.max_body_size.of(0))

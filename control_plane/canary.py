@@ -5,11 +5,11 @@ is as fine as the buckets; within a bucket it is interpolated.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from control_plane.percentiles import percentile
 from runtime.engine.stats import EngineSnapshot, Histogram
 
 Metric = Literal["itl_p99", "ttft_p99", "e2e_p99", "queue_p99", "throughput"]
@@ -129,22 +129,6 @@ def measure(metric: Metric, old: Sample | None, new: Sample) -> Measured:
     bounds, after = new.histograms[metric]
     counts = [b - a for a, b in zip(old.histograms[metric][1], after, strict=True)]
     return Measured(percentile(bounds, counts, QUANTILE), sum(counts), span_s)
-
-
-def percentile(bounds: Sequence[float], counts: Sequence[int], quantile: float) -> float | None:
-    """The quantile of a histogram, linear within its bucket, as Prometheus' histogram_quantile computes it.
-
-    counts: one more than bounds, not cumulative. What lies above the last bound counts as the last bound.
-    """
-    total = sum(counts)
-    if total <= 0:
-        return None
-    rank, seen, low = quantile * total, 0, 0.0
-    for bound, count in zip(bounds, counts, strict=False):
-        if count and seen + count >= rank:
-            return low + (bound - low) * (rank - seen) / count
-        seen, low = seen + count, bound
-    return bounds[-1]
 
 
 def worse_percent(metric: Metric, before: Measured, since: Measured) -> float | None:

@@ -14,7 +14,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from control_plane.errors import InvalidConfig
 from control_plane.merge_patch import is_too_deep, leaves, merge, nested, same
-from runtime.config import Duration, EngineConfig, SizeField, parse_config
+from runtime.config import EngineConfig, parse_config
+from runtime.config_values import Duration, SizeField
 from runtime.engine.change import FieldChange
 from runtime.engine.reconfigure import WITHOUT_EFFECT
 

@@ -13,6 +13,7 @@ from runtime.config import EngineConfig
 from runtime.engine.change import Applied, ConfigChange
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder
 from runtime.engine.stats import EngineSnapshot
+from runtime.engine.timelines import Timelines
 from runtime.request import GrammarSpec, Request, TokenEvent
 
 Publish = Callable[[list[TokenEvent]], None]
@@ -63,6 +64,11 @@ class EngineHandle(Protocol):
     def order_experts(self, order: ExpertOrder) -> Future[ExpertAnswer]:
         """Carry out an operator's order about the experts' placement. Raises InvalidRequest, or the future does,
         where it does not fit; Unavailable while the engine loads."""
+        ...
+
+    @property
+    def timelines(self) -> Timelines:
+        """What happened to each of the last requests."""
         ...
 
     def begin_drain(self) -> None:

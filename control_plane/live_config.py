@@ -111,6 +111,10 @@ class LiveConfig:
         """Up to `limit` revisions with numbers below `before`, newest first; not one that is only just being made."""
         return self.store.page(min(before or self.revision + 1, self.revision + 1), limit)
 
+    def document_of(self, revision: Revision) -> dict[str, Any]:
+        """What a revision would be over today's file."""
+        return self._applier.document_of(revision)
+
     def verdict(self, trial: Trial) -> Verdict:
         """How a trial stands now."""
         return judge(trial, self._sample())

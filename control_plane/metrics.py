@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from runtime.engine.change import LadderState
-from runtime.engine.stats import EngineSnapshot, Histogram, RungSnapshot
+from runtime.engine.stats import EngineSnapshot, Histogram, PromiseTotals, RungSnapshot
 
 Sample = tuple[Sequence[str], float]
 _METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
@@ -88,6 +88,7 @@ class _EngineCollector(Collector):
         labels = _Labels(self._model_name())
         yield from _vllm_families(snapshot, labels)
         yield from _moe_families(snapshot, labels)
+        yield from _promise_families(snapshot.promises, labels)
         yield from _rung_families(snapshot.rungs, labels)
         yield from _expert_families(snapshot.expert_tokens, labels)
         yield from _policy_families(snapshot, labels)
@@ -182,6 +183,15 @@ def _moe_families(s: EngineSnapshot, make: _Labels) -> Iterator[Metric]:
     yield make.gauge("moe_kv_pages_used", "KV pages held by requests", s.used_pages)
     yield make.gauge("moe_kv_pages_cached", "KV pages kept for prefixes", s.cached_pages)
     yield make.histogram("moe_host_step_seconds", "Host time of a step without the device", s.host_step_s)
+    busy = [((phase,), totals.busy_s) for phase, totals in sorted(s.phases.items())]
+    yield make.counters("moe_busy_seconds", "Time that launches were on the device", ["phase"], busy)
+
+
+def _promise_families(found: PromiseTotals, make: _Labels) -> Iterator[Metric]:
+    yield make.counter("moe_slo_requests", "Requests that ended well", found.num_requests)
+    yield make.counter("moe_slo_kept", "Requests that kept slo.ttft and slo.itl", found.num_kept)
+    missed = [(("ttft",), float(found.num_ttft_missed)), (("itl",), float(found.num_itl_missed))]
+    yield make.counters("moe_slo_missed", "Requests that missed a promise", ["promise"], missed)
 
 
 def _rung_families(rungs: Sequence[RungSnapshot], make: _Labels) -> Iterator[Metric]:

@@ -11,7 +11,9 @@ from contextlib import suppress
 from enum import StrEnum
 
 from control_plane.call import Call
+from control_plane.call_names import CallNames
 from control_plane.config_state import ConfigState, in_memory
+from control_plane.console.sampler import Sampler
 from control_plane.engine_handle import ServedModel
 from control_plane.errors import EngineFault, ModelNotFound, clean
 from control_plane.heartbeat import Heartbeat
@@ -53,6 +55,8 @@ class EngineService:
         self.phase = Phase.SERVING
         self.stored = StoredCompletions()
         self.heartbeat = Heartbeat(stall_s)
+        self.sampler = Sampler()
+        self.call_names = CallNames()
         self._model: ServedModel | None = None
         self._text: TextWork | None = None
         self.load_error: str | None = None
@@ -129,6 +133,11 @@ class EngineService:
     @property
     def snapshot(self) -> EngineSnapshot | None:
         return self._model.engine.snapshot() if self._model is not None else None
+
+    @property
+    def loaded_name(self) -> str:
+        """Name of the model; empty while it loads."""
+        return self._model.card.name if self._model is not None else ""
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -228,14 +237,15 @@ class EngineService:
                     call.fail(EngineFault("The engine has failed."))
 
     async def _tick(self) -> None:
-        """Keeps the clock of what live changes wait for; a mistake there is told and does not end it."""
+        """Keeps the clock of the console's history and of what live changes wait for; a mistake is told and ends nothing."""
         while True:
-            await asyncio.sleep(TICK_S)
             try:
+                self.sampler.tick(self._model.engine if self._model is not None else None)
                 if self.live_config is not None:
                     await self.live_config.tick()
             except Exception:
-                log.exception("a tick of the live configuration failed")
+                log.exception("a tick failed")
+            await asyncio.sleep(TICK_S)
 
     def _take_config(self, config: EngineConfig) -> None:
         self.config = config

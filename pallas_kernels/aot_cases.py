@@ -14,11 +14,15 @@ class AotCase:
     name: unique over all ops, "<op>/<shape>/<variant>".
     function: jittable; a kernel is called directly, not through the choice of backend, since no GPU is there to choose.
     args: positional, `jax.ShapeDtypeStruct` leaves.
+    needs_wgmma: False for a kernel without products.
+    max_spill_bytes: of one kernel; above 0 only with the reason beside the case.
     """
 
     name: str
     function: Callable[..., object]
     args: tuple[jax.ShapeDtypeStruct, ...]
+    needs_wgmma: bool = True
+    max_spill_bytes: int = 0
 
 
 @dataclass(frozen=True)

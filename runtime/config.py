@@ -5,93 +5,17 @@ swapped between steps) or `restart`. Durations are written `500ms`, `2s`, `15min
 """
 
 import difflib
-import re
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-_DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(us|ms|s|min|h)$")
-MIN_DURATION_S, MAX_DURATION_S = 1e-6, 366 * 86_400.0
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(%|B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)$")
-MAX_SIZE_BYTES = 2**50
-_BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40} | {
-    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
+from runtime.config_values import Duration, SizeField, UtcTime
 
-
-def parse_duration(value: object) -> float:
-    """Seconds from `500ms`, `2s`, `15min`; a bare number is refused because its unit would be a guess."""
-    if isinstance(value, str) and (m := _DURATION.match(value.strip())):
-        return float(m[1]) * _SECONDS[m[2]]
-    raise ValueError(f"{value!r} is not a duration; write for example 500ms, 2s, 15min")
-
-
-def _bounded_duration(seconds: float) -> float:
-    """Timers overflow above, quotients of times below."""
-    if seconds == 0 or MIN_DURATION_S <= seconds <= MAX_DURATION_S:
-        return seconds
-    raise ValueError(f"{seconds:g} s is neither 0s nor between 1us and {MAX_DURATION_S / 3600:g}h")
-
-
-class Size(BaseModel):
-    """A size: `fraction` of something (0 to 1), or `num_bytes`; exactly one is set."""
-
-    model_config = ConfigDict(frozen=True)
-    fraction: float | None = None
-    num_bytes: int | None = None
-
-    def of(self, total: int) -> int:
-        """Bytes, given what 100 % means."""
-        return self.num_bytes if self.num_bytes is not None else int(total * (self.fraction or 0.0))
-
-    def __str__(self) -> str:
-        return f"{self.num_bytes}B" if self.num_bytes is not None else f"{100 * (self.fraction or 0):g}%"
-
-
-def parse_size(value: object) -> Size:
-    """Size from `80%`, `20GiB`."""
-    if isinstance(value, Size):
-        return value
-    if isinstance(value, str) and (m := _SIZE.match(value.strip())):
-        number = float(m[1])
-        if m[2] == "%" and number <= 100:
-            return Size(fraction=number / 100)
-        if m[2] != "%" and (num_bytes := number * _BYTES[m[2]]) <= MAX_SIZE_BYTES:
-            return Size(num_bytes=int(num_bytes))
-    raise ValueError(
-        f"{str(value)[:80]!r} is not a size up to 100% or 1PiB; write for example 80%, 512MiB, 20GiB"
-    )
-
-
-def duration_text(seconds: float) -> str:
-    """The shortest text that parse_duration reads back as the same number."""
-    exact = Decimal(repr(seconds))
-    text = f"{(exact * 1000).normalize():f}ms" if 0 < seconds < 1 else f"{exact.normalize():f}s"
-    return text if parse_duration(text) == seconds else f"{exact:f}s"
-
-
-Duration = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    AfterValidator(_bounded_duration),
-    PlainSerializer(duration_text, return_type=str),
-]
 RungSize = Annotated[int, Field(ge=1, le=1 << 16)]
 MAX_RUNGS = 256  # of a phase: each is a compile and an executable in memory
-SizeField = Annotated[Size, BeforeValidator(parse_size), PlainSerializer(str, return_type=str)]
 
 
 def _field(
@@ -308,6 +232,28 @@ class LadderConfig(_Section):
     )
 
 
+class ConsoleConfig(_Section):
+    """What the operator console may see."""
+
+    request_timeline: bool = _live(True, "keep times, rungs and counts of the last 2048 requests, never text")
+
+
+def _price(description: str) -> Any:
+    return _live(0.0, description, ge=0, le=1_000_000)
+
+
+class EconomicsConfig(_Section):
+    """Prices in USD; they steer nothing. All 0: not set."""
+
+    input_price: float = _price("a million input tokens that were computed")
+    cached_input_price: float = _price("a million input tokens that were found in the prefix cache")
+    output_price: float = _price("a million output tokens")
+    worker_price: float = _price("an hour of this worker, all its devices together")
+    effective_from: UtcTime = _live(
+        "", "since when the prices hold, for example 2026-12-01T00:00:00Z; empty: from the change on"
+    )
+
+
 class EngineConfig(_Section):
     """The whole configuration; replaced, never edited."""
 
@@ -321,6 +267,8 @@ class EngineConfig(_Section):
     precision: PrecisionConfig = PrecisionConfig()
     traffic_prediction: TrafficPredictionConfig = TrafficPredictionConfig()
     ladder: LadderConfig = LadderConfig()
+    console: ConsoleConfig = ConsoleConfig()
+    economics: EconomicsConfig = EconomicsConfig()
 
     @model_validator(mode="after")
     def _refuse_what_is_not_built(self) -> Self:

@@ -20,6 +20,7 @@ router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])
 async def create(body: ChatBody, request: Request, context: CallContext) -> Response:
     service = context.service
     plan = await plan_chat(service, body, context.timeout_s, context.key_id)
+    context.name_call(plan.call_id)
     headers = ignored_header(body, ["stream_options"] if body.stream_options and not body.stream else [])
     if body.stream:
         call = open_call(service, plan)

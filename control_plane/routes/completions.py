@@ -18,6 +18,7 @@ router = APIRouter(tags=["completions"])
 async def create(body: CompletionBody, request: Request, context: CallContext) -> Response:
     service = context.service
     plan = await plan_completion(service, body, context.timeout_s, context.key_id)
+    context.name_call(plan.call_id)
     headers = ignored_header(body, _without_effect(body))
     if body.stream:
         call = open_call(service, plan)

@@ -19,12 +19,17 @@ def get_service(request: Request) -> EngineService:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One HTTP call. `request_name` is the X-Request-Id that the caller gave, if it was usable."""
+    """One HTTP call. `request_id` is its X-Request-Id, `request_name` the same if the caller gave it."""
 
     service: EngineService
     key_id: str
     request_name: str | None
     timeout_s: float | None
+    request_id: str = ""
+
+    def name_call(self, call_id: str) -> None:
+        """The call will be answered as `call_id`."""
+        self.service.call_names.add(self.request_id, call_id)
 
 
 def get_context(
@@ -35,7 +40,13 @@ def get_context(
 ) -> Context:
     state = request.scope.get("state", {})
     timeout_s = x_request_timeout_ms / 1e3 if x_request_timeout_ms else None
-    return Context(get_service(request), state.get("key_id", ""), state.get("request_name"), timeout_s)
+    return Context(
+        get_service(request),
+        state.get("key_id", ""),
+        state.get("request_name"),
+        timeout_s,
+        state.get("request_id", ""),
+    )
 
 
 CallContext = Annotated[Context, Depends(get_context)]

@@ -2,52 +2,28 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from control_plane.admin_schemas import etag, read_body
 from control_plane.diagnosis import diagnose
 from control_plane.errors import InvalidConfig, NotFound, clean, json_response
-from control_plane.finding import MIN_WINDOW_S, SAMPLE_PERIOD_S, Finding, SnapshotHistory
+from control_plane.finding import MIN_WINDOW_S, Finding
 from control_plane.live_config import LiveConfig
 from control_plane.routes.admin import JSON_BODY, Caller
 from control_plane.routes.context import Service
 from control_plane.routes.ladder import ApplyBody, apply_patch
 from control_plane.service import EngineService
 
-
-@asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Samples the engine while the application runs, so that a first question finds a window to look at."""
-    app.state.snapshot_history = SnapshotHistory()
-
-    async def sample() -> None:
-        while True:
-            _sample(app.state.service, app.state.snapshot_history)
-            await asyncio.sleep(SAMPLE_PERIOD_S)
-
-    task = asyncio.create_task(sample())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-router = APIRouter(
-    prefix="/admin/v1/diagnosis", tags=["admin"], lifespan=lifespan, default_response_class=Response
-)
+router = APIRouter(prefix="/admin/v1/diagnosis", tags=["admin"], default_response_class=Response)
 
 
 @router.get("")
-async def show(request: Request, service: Service, caller: Caller) -> Response:
+async def show(service: Service, caller: Caller) -> Response:
     """`window_s` is null, and nothing is found, in the first seconds."""
-    findings, window_s = await _findings(request, service, caller.live)
+    findings, window_s = await _findings(service, caller.live)
     return json_response(
         {
             "revision": caller.live.revision,
@@ -63,7 +39,7 @@ async def apply(finding_id: str, request: Request, service: Service, caller: Cal
     """Judges anew and applies what the finding proposes now. 404 when the trouble is gone."""
     body = await read_body(request, ApplyBody)
     revision = caller.live.revision
-    findings, _ = await _findings(request, service, caller.live)
+    findings, _ = await _findings(service, caller.live)
     finding = next((f for f in findings if f.id == finding_id), None)
     if finding is None:
         raise NotFound(f"There is no finding {clean(finding_id, 64)!r} now.", param="id")
@@ -73,21 +49,15 @@ async def apply(finding_id: str, request: Request, service: Service, caller: Cal
     return json_response(answer | {"finding": _shown(finding)}, headers=etag(number))
 
 
-async def _findings(
-    request: Request, service: EngineService, live: LiveConfig
-) -> tuple[tuple[Finding, ...], float | None]:
-    history: SnapshotHistory = request.app.state.snapshot_history
-    _sample(service, history)
+async def _findings(service: EngineService, live: LiveConfig) -> tuple[tuple[Finding, ...], float | None]:
+    """Of the window that ends now."""
+    history = service.sampler.recent
+    if (snapshot := service.snapshot) is not None:
+        history.add(time.monotonic(), snapshot)
     window = history.window()
     if window is None:
         return (), None
     return await asyncio.to_thread(diagnose, window, live.effective), window.seconds
-
-
-def _sample(service: EngineService, history: SnapshotHistory) -> None:
-    snapshot = service.snapshot
-    if snapshot is not None:
-        history.add(time.monotonic(), snapshot)
 
 
 def _shown(finding: Finding) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.backend import choose_backend
+from pallas_kernels.backend import BackendChoice, choose_backend
 from pallas_kernels.expert_mlp.mosaic import expert_mlp_mosaic, unfit_for_expert_mlp
 from pallas_kernels.expert_mlp.native import expert_mlp_native
 from pallas_kernels.expert_mlp.reference import ACTIVATIONS, expert_mlp_reference
@@ -43,13 +43,24 @@ def expert_mlp(
     backend: a name of `IMPLEMENTATIONS`; by default the best that runs here.
     """
     _check(x_sorted, w_gate_up, w_down, group_sizes, activation)
-    unfit = dict(unfit_for_native(x_sorted, w_gate_up, w_down))
-    not_mosaic = unfit_for_expert_mlp(x_sorted, w_gate_up, w_down, activation)
-    if not_mosaic is not None:
-        unfit["mosaic"] = not_mosaic
-    name = choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit).name
+    name = choose_expert_mlp(x_sorted, w_gate_up, w_down, activation, backend).name
     with jax.named_scope("expert_mlp"):
         return IMPLEMENTATIONS[name](x_sorted, w_gate_up, w_down, group_sizes, activation)
+
+
+def choose_expert_mlp(
+    x: Array | jax.ShapeDtypeStruct,
+    w_gate_up: Array | jax.ShapeDtypeStruct,
+    w_down: Array | jax.ShapeDtypeStruct,
+    activation: str,
+    backend: str | None = None,
+) -> BackendChoice:
+    """Which implementation takes these operands here, and why. Raises as `choose_backend` does."""
+    unfit = dict(unfit_for_native(x, w_gate_up, w_down))
+    not_mosaic = unfit_for_expert_mlp(x, w_gate_up, w_down, activation)
+    if not_mosaic is not None:
+        unfit["mosaic"] = not_mosaic
+    return choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit)
 
 
 def pack_expert_weights(

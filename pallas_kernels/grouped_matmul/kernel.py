@@ -99,7 +99,7 @@ def grouped_matmul_tiles(
                 result = pl.run_scoped(plain, accumulator)
             else:
                 result = GATES[gate](*pl.run_scoped(gated, accumulator, accumulator))
-            _store(result, out_ref, t, j, tile)
+            store_tile(result, out_ref, t, j, is_swapped=tile.swap)
 
     call: Callable[..., Array] = plgpu.kernel(
         body,
@@ -114,17 +114,18 @@ def grouped_matmul_tiles(
     return call(num_live, expert, x, w)
 
 
-def _store(result, out_ref, t, j, tile: TileConfig) -> None:
-    """The tile by TMA to its place in the aligned result."""
+def store_tile(result, out_ref, t, j, *, is_swapped: bool) -> None:
+    """The tile by TMA to its place in the aligned result: rows t, outputs j; swapped it comes as [outputs, rows]."""
+    rows, outputs = reversed(result.shape) if is_swapped else result.shape
 
-    @functools.partial(pl.run_scoped, out=plgpu.SMEM((tile.rows, tile.outputs), out_ref.dtype))
+    @functools.partial(pl.run_scoped, out=plgpu.SMEM((rows, outputs), out_ref.dtype))
     def _(out):
         rounded = result.astype(out_ref.dtype)
-        if tile.swap:
+        if is_swapped:
             out.T[...] = rounded
         else:
             out[...] = rounded
         plgpu.commit_smem()
-        rows, columns = pl.ds(t * tile.rows, tile.rows), pl.ds(j * tile.outputs, tile.outputs)
-        plgpu.copy_smem_to_gmem(out, out_ref.at[rows, columns])
+        place = out_ref.at[pl.ds(t * rows, rows), pl.ds(j * outputs, outputs)]
+        plgpu.copy_smem_to_gmem(out, place)
         plgpu.wait_smem_to_gmem(0)

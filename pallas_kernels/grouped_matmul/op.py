@@ -4,11 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.backend import choose_backend
+from pallas_kernels.backend import BackendChoice, choose_backend
 from pallas_kernels.grouped_matmul.kernel import grouped_matmul_tiles
 from pallas_kernels.grouped_matmul.reference import GATES, grouped_matmul_reference
 from pallas_kernels.grouped_matmul.tiles import TileConfig, choose_tile, map_tiles
+from pallas_kernels.grouped_matmul.xla import grouped_matmul_xla
 from pallas_kernels.interpret import InterpretParams
+
+BACKENDS = ("mosaic", "xla", "reference")
 
 
 def grouped_matmul(
@@ -22,15 +25,27 @@ def grouped_matmul(
     """Row n of group e becomes w[e] @ x, accumulated in float32; rows past the groups return as zeros.
 
     gate: None, or a name of GATES: w then holds gates over ups, and the result is gate(w[e][:P] @ x, w[e][P:] @ x).
-    backend: "mosaic" or "reference"; by default the best that runs here.
+    backend: a name of BACKENDS; by default the best that runs here.
     Raises ValueError for shapes that do not fit each other, NotImplementedError for a backend that cannot take them.
     """
     _check(x_sorted, w, group_sizes, gate)
-    reason = unfit_for_mosaic(x_sorted, w, is_gated=gate is not None)
-    unfit = {} if reason is None else {"mosaic": reason}
-    if choose_backend(("mosaic", "reference"), backend, unfit=unfit).name == "reference":
-        return grouped_matmul_reference(x_sorted, w, group_sizes, gate)
-    return grouped_matmul_mosaic(x_sorted, w, group_sizes, gate)
+    name = choose_grouped_matmul(x_sorted, w, gate, backend).name
+    with jax.named_scope("grouped_matmul"):
+        if name == "mosaic":
+            return grouped_matmul_mosaic(x_sorted, w, group_sizes, gate)
+        run = grouped_matmul_xla if name == "xla" else grouped_matmul_reference
+        return run(x_sorted, w, group_sizes, gate)
+
+
+def choose_grouped_matmul(
+    x: Array | jax.ShapeDtypeStruct,
+    w: Array | jax.ShapeDtypeStruct,
+    gate: str | None = None,
+    backend: str | None = None,
+) -> BackendChoice:
+    """Which implementation takes these operands here, and why. Raises as `choose_backend` does."""
+    reason = unfit_for_mosaic(x, w, is_gated=gate is not None)
+    return choose_backend(BACKENDS, backend, unfit={} if reason is None else {"mosaic": reason})
 
 
 def grouped_matmul_mosaic(

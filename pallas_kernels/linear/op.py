@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
-from pallas_kernels.backend import choose_backend
+from pallas_kernels.backend import BackendChoice, choose_backend
 from pallas_kernels.lanes import MAX_ROWS, lane_product, num_lanes
 from pallas_kernels.linear.native import linear_native
 from pallas_kernels.linear.reference import linear_reference
@@ -26,10 +26,16 @@ def linear(
     """
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(f"x has shape {x.shape}, w {w.shape}: the last axes must be equal")
-    unfit = unfit_for_native(x, w)
-    name = choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit).name
+    name = choose_linear(x, w, backend).name
     with jax.named_scope("linear"):
         return IMPLEMENTATIONS[name](x, w).astype(x.dtype if out_dtype is None else out_dtype)
+
+
+def choose_linear(
+    x: Array | jax.ShapeDtypeStruct, w: Array | jax.ShapeDtypeStruct, backend: str | None = None
+) -> BackendChoice:
+    """Which implementation takes these operands here, and why. Raises as `choose_backend` does."""
+    return choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit_for_native(x, w))
 
 
 def _linear_xla(x: Array, w: Array) -> Array:

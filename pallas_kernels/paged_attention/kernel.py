@@ -115,7 +115,7 @@ def _decode(
         sum_ref,  # [splits, B, K, G]
     ):
         row, kv_head, split = (lax.axis_index(name) for name in ("row", "kv_head", "split"))
-        keys = _keys_of_split(kv_len_ref[row], row, kv_head, split, tiles.splits, window)
+        keys = keys_of_split(kv_len_ref[row], row, kv_head, split, tiles.splits, window)
 
         def attend(q_s, barrier):
             # Rows past `stored` stay as they are: a row of the result depends on its own query only.
@@ -126,7 +126,7 @@ def _decode(
                 table_ref,
                 q_s,
                 keys,
-                lambda position: position >= 0,
+                keys.holds,
                 soft_cap=soft_cap,
                 steps=tiles.steps,
                 is_interpreted=interpret is not None,
@@ -164,11 +164,11 @@ def _decode(
     parts = call(grouped, pages, page_table.astype(jnp.int32), kv_len.astype(jnp.int32))
     sinks = None if sinks is None else jnp.reshape(sinks, (num_kv_heads, group))
     out, row_max, row_sum = (part[:, :, :, :group] for part in parts)
-    out = _combine(out, row_max, row_sum, sinks)
+    out = combine_splits(out, row_max, row_sum, sinks)
     return out.reshape(q.shape).astype(q.dtype)
 
 
-def _keys_of_split(kv_len, row, kv_head, split, splits: int, window: int | None) -> KeyRange:
+def keys_of_split(kv_len, row, kv_head, split, splits: int, window: int | None) -> KeyRange:
     """Split s of a row takes tiles [s, s + 1) * per_split of those that its window touches."""
     first_key = 0 if window is None else jnp.maximum(kv_len - window, 0)
     row_first = lax.div(first_key, TILE_KEYS)
@@ -179,7 +179,7 @@ def _keys_of_split(kv_len, row, kv_head, split, splits: int, window: int | None)
     return KeyRange(row, kv_head, first, num_tiles, first_key, kv_len)
 
 
-def _combine(
+def combine_splits(
     out: Float[Array, "splits B K G Dh"],
     row_max: Float[Array, "splits B K G"],
     row_sum: Float[Array, "splits B K G"],

@@ -25,6 +25,7 @@ LOW_SCORE = -1e30  # finite, so that (-inf) - (-inf) never appears
 LOG2_E = math.log2(math.e)  # the softmax is taken in base 2
 HEAD_DIMS = (64, 128, 256)
 MAX_SHARED_BYTES = 227 * 1024  # of one block on Hopper
+ZEROED_CHANNELS = 64  # of values that pass through registers at a time: all 256 at once, beside the sums, would spill
 BARRIER_BYTES = 1024  # room for barriers and alignment
 
 
@@ -66,6 +67,9 @@ class KeyRange:
     first_key: Any  # keys before it are seen by no query of the block, and may be NaN
     end_key: Any  # as are those from here on
 
+    def holds(self, position):
+        return (position >= self.first_key) & (position < self.end_key)
+
 
 @dataclass(frozen=True)
 class TileBuffers:
@@ -96,7 +100,8 @@ def attend_tiles(
 ):
     """Unnormalised (sum of p * v [64, Dh], maximum [64], sum of p [64]); scores are in base 2.
 
-    may_see: positions of a tile's keys [64, 64] to which query rows see which, beyond the range of `keys`.
+    may_see: positions of a tile's keys [64, 64] to which query rows see which. Rows that see keys outside the range of
+        `keys` come back as garbage, which may be NaN.
     steps: tiles in flight. first_max, first_sum: what the softmax begins with, for a sink.
     """
     dtype, head_dim = pages_ref.dtype, pages_ref.shape[4]
@@ -112,19 +117,19 @@ def attend_tiles(
             slot = lax.rem(tile, steps)
             first_of_tile = (keys.first_tile + tile) * TILE_KEYS
             plgpu.barrier_wait(buffers.k_barrier.at[slot])
-            z = _scores(q_s, buffers.k.at[slot], soft_cap)
+            z = tile_scores(q_s, buffers.k.at[slot], head_dim**-0.5, soft_cap)
             position = first_of_tile + plgpu.broadcasted_iota(
                 jnp.int32, z.shape, 1, layout=plgpu.Layout.WGMMA
             )
-            z = pinned(jnp.where(_is_real(position, keys) & may_see(position), z, LOW_SCORE))
+            z = pinned(jnp.where(may_see(position), z, LOW_SCORE))
             new_max = pinned(jnp.maximum(old_max, z.max(axis=1)))
             shrink = pinned(jnp.exp2(old_max - new_max))
             p = jnp.exp2(z - lax.broadcast_in_dim(new_max, z.shape, [0]))
             total = pinned(total * shrink + p.sum(axis=1))
             acc = pinned(acc * lax.broadcast_in_dim(shrink, acc.shape, [0]))
             plgpu.barrier_wait(buffers.v_barrier.at[slot])
-            _zero_unseen(buffers.v.at[slot], first_of_tile, keys)
-            acc = _add_values(acc, p.astype(dtype), buffers.v.at[slot], buffers.p)
+            zero_unseen(buffers.v.at[slot], first_of_tile, keys)
+            acc = add_values(acc, p.astype(dtype), buffers.v.at[slot], buffers.p)
 
             @pl.when(tile + steps < keys.num_tiles)
             def _():
@@ -174,11 +179,7 @@ def _fetch(pages_ref, table_ref, keys: KeyRange, buffers: TileBuffers, tile, slo
             plgpu.copy_gmem_to_smem(source, buffer.at[slot, to], barrier.at[slot])
 
 
-def _is_real(position, keys: KeyRange):
-    return (position >= keys.first_key) & (position < keys.end_key)
-
-
-def _scores(q_s, k_tile, soft_cap: float | None):
+def tile_scores(q_s, k_tile, scale: float, soft_cap: float | None = None):
     """Scores in base 2, [64, 64]."""
 
     def multiply(acc):
@@ -186,7 +187,6 @@ def _scores(q_s, k_tile, soft_cap: float | None):
         return acc[...]
 
     z = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((QUERY_ROWS, TILE_KEYS)))
-    scale = q_s.shape[1] ** -0.5
     if soft_cap is None:
         return pinned(z * (scale * LOG2_E))
     # tanh(x) = 1 - 2 / (1 + exp(2x)): the hardware's own tanh is off by 0.0005, times the cap.
@@ -194,18 +194,20 @@ def _scores(q_s, k_tile, soft_cap: float | None):
     return pinned((1.0 - pinned(2.0 / pinned(1.0 + grown))) * (soft_cap * LOG2_E))
 
 
-def _zero_unseen(v_tile, first_of_tile, keys: KeyRange) -> None:
+def zero_unseen(v_tile, first_of_tile, keys: KeyRange) -> None:
     """A weight of 0 times a stale NaN would still be NaN. Only a range's first and last tile hold any."""
 
     @pl.when((first_of_tile < keys.first_key) | (first_of_tile + TILE_KEYS > keys.end_key))
     def _():
-        v = plgpu.load(v_tile, layout=plgpu.Layout.WGMMA)
-        position = first_of_tile + plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=plgpu.Layout.WGMMA)
-        v_tile[...] = jnp.where(_is_real(position, keys), v, jnp.zeros_like(v))
+        for first in range(0, v_tile.shape[1], ZEROED_CHANNELS):
+            part = v_tile.at[:, pl.ds(first, ZEROED_CHANNELS)]
+            v = plgpu.load(part, layout=plgpu.Layout.WGMMA)
+            rows = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=plgpu.Layout.WGMMA)
+            part[...] = jnp.where(keys.holds(first_of_tile + rows), v, jnp.zeros_like(v))
         plgpu.commit_smem()
 
 
-def _add_values(acc, p, v_tile, p_s):
+def add_values(acc, p, v_tile, p_s):
     """acc + p @ v: in place and from registers on the GPU, where `p_s` is None."""
     if p_s is None:
         return pl.run_state(lambda ref: plgpu.wgmma(ref, p, v_tile))(plgpu.WGMMAAccumulatorRef.init(acc))

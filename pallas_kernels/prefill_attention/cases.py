@@ -10,7 +10,7 @@ import numpy as np
 
 from pallas_kernels.aot_cases import AotCase
 from pallas_kernels.paged_attention.cases import Case as DecodeCase
-from pallas_kernels.paged_attention.cases import ModelShape, poisoned_pages
+from pallas_kernels.paged_attention.cases import MODEL_SHAPES, ModelShape, poisoned_pages
 from pallas_kernels.prefill_attention.kernel import prefill_attention_mosaic
 
 
@@ -112,5 +112,7 @@ def _with_sinks_last(*arrays_then_sinks, **options):
     return prefill_attention_mosaic(*arrays, sinks=sinks[0] if sinks else None, **options)
 
 
-# None until the compiler finds a layout for the kernel (see `NOT_COMPILED` in op.py); `aot_case` makes them.
-AOT_CASES: tuple[AotCase, ...] = ()
+AOT_CASES: tuple[AotCase, ...] = (
+    *(aot_case(model, num_tokens=2048, num_rows=8) for model in MODEL_SHAPES),
+    aot_case(MODEL_SHAPES[0], num_tokens=2048, num_rows=8, page_size=16),
+)

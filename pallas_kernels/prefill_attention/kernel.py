@@ -94,7 +94,7 @@ def _prefill(
     ):
         head, block = lax.axis_index("head"), lax.axis_index("block")
 
-        def attend(row, start, position, num_queries):
+        def attend(row, first_piece, position, num_queries):
             end_key = position + num_queries
             first_key = 0 if window is None else jnp.maximum(position - window + 1, 0)
             first_tile = lax.div(first_key, TILE_KEYS)
@@ -106,7 +106,8 @@ def _prefill(
                 return (key <= query) if window is None else (key <= query) & (key > query - window)
 
             def with_queries(q_s, barrier):
-                plgpu.copy_gmem_to_smem(q_ref.at[pl.ds(start, QUERY_ROWS), head], q_s, barrier)
+                rows = pl.ds(first_piece * piece, QUERY_ROWS)
+                plgpu.copy_gmem_to_smem(q_ref.at[rows, head], q_s, barrier)
                 plgpu.barrier_wait(barrier)
                 return attend_tiles(
                     pages_ref,
@@ -123,25 +124,27 @@ def _prefill(
 
             q_type = plgpu.SMEM((QUERY_ROWS, head_dim), pages.dtype)
             mixed, _, total = pl.run_scoped(with_queries, q_type, plgpu.Barrier())
-            return pinned(mixed / pinned(lax.broadcast_in_dim(total, mixed.shape, [0])))
+            return pinned(mixed * pinned(lax.broadcast_in_dim(pinned(1.0 / total), mixed.shape, [0])))
 
         @pl.when(block < num_live_ref[0])
         def _():
             row, offset = row_ref[block], offset_ref[block]
-            start = row_start_ref[row] + offset
+            # Counted in pieces, so that the compiler sees places that are multiples of a tile in shared memory. Where it
+            # does not, it looks for a layout without end.
+            first_piece = lax.div(row_start_ref[row] + offset, piece)
             num_queries = jnp.minimum(row_len_ref[row] - offset, QUERY_ROWS)
-            result = attend(row, start, context_len_ref[row] + offset, num_queries)
+            result = attend(row, first_piece, context_len_ref[row] + offset, num_queries)
 
             @functools.partial(pl.run_scoped, out_s=plgpu.SMEM((QUERY_ROWS, head_dim), pages.dtype))
             def _(out_s):
                 out_s[...] = pinned(result.astype(out_s.dtype))
                 plgpu.commit_smem()
-                for first in range(0, QUERY_ROWS, piece):
+                for i in range(QUERY_ROWS // piece):
 
-                    @pl.when(first < num_queries)
-                    def _(first=first):
-                        to = out_ref.at[pl.ds(start + first, piece), head]
-                        plgpu.copy_smem_to_gmem(out_s.at[pl.ds(first, piece)], to)
+                    @pl.when(i * piece < num_queries)
+                    def _(i=i):
+                        to = out_ref.at[pl.ds((first_piece + i) * piece, piece), head]
+                        plgpu.copy_smem_to_gmem(out_s.at[pl.ds(i * piece, piece)], to)
 
                 plgpu.wait_smem_to_gmem(0)
 

@@ -16,9 +16,6 @@ IMPLEMENTATIONS = {
     "reference": prefill_attention_reference,
 }
 
-# The kernel passes in the interpreter only: a server that chose it would hang at the first rung.
-NOT_COMPILED = "the compiler's search for a layout does not end at pages of 64"
-
 
 def prefill_attention(
     q: Float[Array, "T H Dh"],
@@ -62,5 +59,4 @@ def choose_prefill_attention(
     q: jax.Array | jax.ShapeDtypeStruct, pages: jax.Array | jax.ShapeDtypeStruct, backend: str | None = None
 ) -> BackendChoice:
     """Which implementation takes these operands here, and why. Raises as `choose_backend` does."""
-    unfit = {"mosaic": NOT_COMPILED, **unfit_for_mosaic(q, pages)}
-    return choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit)
+    return choose_backend(tuple(IMPLEMENTATIONS), backend, unfit=unfit_for_mosaic(q, pages))

@@ -3,6 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# How whoever fills in an observation treats measured step times.
+BELIEVED_FOR_S = 60.0  # since the rung ran last
+MIN_LAUNCHES = 16  # of a rung, before its time is believed
+SMOOTHING = 0.1  # weight of the newest step time of a phase; about the last twenty count
+
+
+def smooth(mean_s: float | None, step_s: float) -> float:
+    """The smoothed step time after one more."""
+    return step_s if mean_s is None else mean_s + (step_s - mean_s) * SMOOTHING
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:

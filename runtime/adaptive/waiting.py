@@ -112,13 +112,14 @@ def promised_steps(prefills_s: float, decode_s: float, config: EngineConfig) -> 
 
 
 def choose_fill(step_s_by_tokens: Mapping[int, float]) -> int:
-    """Tokens that a prefill step should hold while the line is longer than what fits: the smallest rung that computes
-    nearly as many tokens a second as the best one. 0 where fewer than two rungs were measured."""
+    """Tokens that a prefill step should hold while the line is longer than what fits: the largest rung that computes
+    nearly as many tokens a second as the best one, as each prefill step also breaks a decode launch off. 0 where fewer
+    than two rungs were measured."""
     rates = {tokens: tokens / step_s for tokens, step_s in step_s_by_tokens.items() if step_s > 0}
     if len(rates) < 2:
         return 0
     best = max(rates.values())
-    return min(tokens for tokens, rate in rates.items() if rate >= NEARLY * best)
+    return max(tokens for tokens, rate in rates.items() if rate >= NEARLY * best)
 
 
 def choose_prefills(prefill_s: float, decode_launch_s: float, itl_s: float, most: int) -> int:

@@ -76,7 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--load", type=float, default=0.8, help="load as a share of our capacity")
     parser.add_argument(
-        "--load-at", choices=("mean", "peak"), default="mean", help="what of the swinging load --load tells"
+        "--load-at",
+        choices=("mean", "peak"),
+        default="peak",
+        help="what of the swinging load is at --load (default: its peak; at the mean, the peak overloads every mode)",
     )
     parser.add_argument("--days", type=int, default=1, help="days of the swinging load in each run")
     parser.add_argument("--fixed-rows", type=_numbers, default=(4, 8, 16, 32), help="single rungs to try")
@@ -90,12 +93,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """The command `adaptive`."""
     _check(args)
     clock = Clock(60 * args.minutes if args.minutes else QUICK_S if args.quick else FULL_S)
-    overrides = {
-        "kv_cache.enable_prefix_cache": False,  # the modes play the same requests one after another
-        "server.max_queued_requests": 1 << 16,
-        "server.max_queued_tokens": 1 << 30,
-        "server.queue_timeout": "24h",
-    }
+    # The modes play the same requests one after another.
+    overrides = running.ENDLESS_QUEUE | {"kv_cache.enable_prefix_cache": False}
     config = running.config_of(args, overrides)
     limits = probe_apart()
     with running.open_engine(config, args.threads) as engine, progress_bar() as progress:
@@ -191,8 +190,8 @@ def find_capacity(
     """Our output tokens/s with the queue always full, the second of two runs; the load and the step times that follow."""
     work = Workload(lengths, 1.0, args.days, args.seed)
     num = 2 * _closed_len(stage.player.config)
-    stage.player.saturated(DYNAMIC, work.saturated(num // 2, 920), 920)
-    played, tok_s = stage.player.saturated(DYNAMIC, work.saturated(num, 921), 921)
+    stage.player.saturated(DYNAMIC, work.steady(num // 2, 920), 920)
+    played, tok_s = stage.player.saturated(DYNAMIC, work.steady(num, 921), 921)
     requests_s = tok_s / (sum(lengths.output) / len(lengths.output))
     scaled = scaled_to_run(times, played)
     factor = scaled.prefill[min(times.prefill)] / times.prefill[min(times.prefill)]

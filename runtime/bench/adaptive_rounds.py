@@ -27,16 +27,12 @@ class Workload:
     num_days: int
     seed: int
 
-    def saturated(self, num: int, number: int) -> list[Job]:
-        return draw_jobs(
-            self.lengths, steady_arrivals(num, self.rate, self._seed(number)), self._seed(number)
-        )
-
     def swinging(self, num: int, number: int) -> list[Job]:
         seed = self._seed(number)
         return draw_jobs(self.lengths, swinging_arrivals(num, self.rate, self.num_days, seed), seed)
 
     def steady(self, num: int, number: int) -> list[Job]:
+        """Also for a saturated engine, which takes them as fast as it can."""
         return draw_jobs(
             self.lengths, steady_arrivals(num, self.rate, self._seed(number)), self._seed(number)
         )
@@ -63,10 +59,15 @@ class Stage:
     player: ModePlayer
     limits: MachineLimits
 
-    def play(self, mode: Mode, saturated: list[Job], swinging: list[Job], number: int) -> Round:
-        """Saturated, then on the swinging load."""
-        figures = self.saturate(mode, saturated, number) | self.open(mode, swinging, number)
-        return Round(mode, number, figures, saturated, swinging)
+    def play(
+        self, modes: Sequence[Mode], saturated: list[Job], swinging: list[Job], number: int
+    ) -> list[Round]:
+        """All modes saturated, then all on the swinging load: what is compared runs close together, as a shared machine
+        is slow for seconds at a time."""
+        figures = {mode: self.saturate(mode, saturated, number) for mode in modes}
+        for mode in modes:
+            figures[mode] |= self.open(mode, swinging, number)
+        return [Round(mode, number, found, saturated, swinging) for mode, found in figures.items()]
 
     def saturate(self, mode: Mode, jobs: list[Job], number: int) -> dict[str, Any]:
         played, tok_s = self.player.saturated(mode, jobs, number)
@@ -96,7 +97,7 @@ def choose_static(
     rates = {}
     for size in sizes:
         mode = Mode(Way.STATIC, size, max(timeouts_s))
-        rates[size] = stage.saturate(mode, work.saturated(max(num, 2 * size), 900), 900)["tok_s"]
+        rates[size] = stage.saturate(mode, work.steady(max(num, 2 * size), 900), 900)["tok_s"]
     fastest = sorted(rates, key=lambda size: rates[size], reverse=True)[:2]
     jobs = work.swinging(num, 901)
     for size in fastest:
@@ -115,7 +116,7 @@ def choose_fixed(
     """The best single rung, by goodput and p99 on a short swinging load; rungs far behind in throughput are not tried
     there."""
     modes = [Mode(Way.FIXED, rows) for rows in rungs]
-    saturated = work.saturated(num, 910)
+    saturated = work.steady(num, 910)
     found = {mode: stage.saturate(mode, saturated, 910) for mode in modes}
     most = max(figures["tok_s"] for figures in found.values())
     jobs = work.swinging(num, 911)
@@ -139,9 +140,9 @@ def play_rounds(
     for number, modes in enumerate(abba_order((*others, DYNAMIC), num_rounds)):
         round_s = max(1.0, seconds_left()) / (num_rounds - number)
         num_saturated, num_open = sizes_of_round(round_s, work.rate, len(modes), min_saturated)
-        saturated, swinging = work.saturated(num_saturated, number), work.swinging(num_open, number)
+        saturated, swinging = work.steady(num_saturated, number), work.swinging(num_open, number)
         start_s = time.monotonic()
-        rounds.append([stage.play(mode, saturated, swinging, number) for mode in modes])
+        rounds.append(stage.play(modes, saturated, swinging, number))
         console.print(
             f"pair {number + 1} of {num_rounds}: {num_saturated} requests saturated, {num_open} on the swinging load, "
             f"{time.monotonic() - start_s:.0f} s",

@@ -18,7 +18,7 @@ from runtime.bench.limits import MachineLimits
 from runtime.bench.memory import PeakMemory
 from runtime.bench.report import machine_stamp, print_table, progress_bar, spread_percent
 from runtime.bench.roofline import ModelShape, decode_bound, load_shape, prefill_bound
-from runtime.bench.running import RunningEngine
+from runtime.bench.running import ENDLESS_QUEUE, RunningEngine
 from runtime.bench.workload import greedy_request, random_prompts
 
 MIN_CONTEXT = 2048  # a server for shorter texts than this would not be a fair one
@@ -109,9 +109,7 @@ def overrides_for(plan: OfflinePlan, shape: ModelShape) -> dict[str, Any]:
         "batch_processing.base_batch_size": plan.max_rows,
         "batch_processing.micro_batch_size": plan.max_rows,
         "batch_processing.max_micro_batch_size": plan.max_rows,
-        "server.max_queued_requests": 1 << 16,
-        "server.max_queued_tokens": 1 << 30,
-        "server.queue_timeout": "24h",
+        **ENDLESS_QUEUE,
     }
 
 

@@ -11,8 +11,6 @@ from runtime.bench.traces import BLOCK_LEN, TraceRequest
 from runtime.bench.workload import block_prompt, greedy_request, random_prompts
 from runtime.engine.stats import EngineSnapshot
 
-_SNAPSHOT_AGE_S = 0.25  # the engine renews its snapshot more often than this
-
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -67,7 +65,7 @@ def play_open(
 ) -> Played:
     """Send each request at its own time, `time_scale` times as fast as recorded, whatever the engine does."""
     task = progress.add_task(name, total=len(plans))
-    before = _fresh_snapshot(engine)
+    before = engine.fresh_snapshot()
     start_s = time.monotonic()
     latest_s = 0.0
     for i, plan in enumerate(plans):
@@ -85,7 +83,7 @@ def play_closed(
 ) -> Played:
     """Keep `num_open` requests in the engine all the time: what it can do when it never waits for work."""
     task = progress.add_task(name, total=len(plans))
-    before = _fresh_snapshot(engine)
+    before = engine.fresh_snapshot()
     start_s = time.monotonic()
     for i, plan in enumerate(plans):
         engine.client.wait(at_most_open=num_open - 1)
@@ -109,10 +107,4 @@ def _finish(
     times = tuple(engine.client.take().values())
     end_s = max((t.finished_s for t in times if t.finished_s is not None), default=time.monotonic())
     progress.remove_task(task)
-    return Played(times, before, _fresh_snapshot(engine), end_s - start_s, latest_s)
-
-
-def _fresh_snapshot(engine: RunningEngine) -> EngineSnapshot:
-    """A snapshot taken after everything that has finished by now."""
-    time.sleep(_SNAPSHOT_AGE_S)
-    return engine.snapshot()
+    return Played(times, before, engine.fresh_snapshot(), end_s - start_s, latest_s)

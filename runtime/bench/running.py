@@ -18,6 +18,13 @@ from runtime.config import EngineConfig, load_config, parse_config
 from runtime.engine.stats import EngineSnapshot
 
 READY_TIMEOUT_S = 1800.0
+# A measurement submits far more than is admitted at once, and nothing of it may be refused.
+ENDLESS_QUEUE = {
+    "server.max_queued_requests": 1 << 16,
+    "server.max_queued_tokens": 1 << 30,
+    "server.queue_timeout": "24h",
+}
+_SNAPSHOT_AGE_S = 0.25  # the engine renews its snapshot more often than this
 DEMO_MODEL = Path(__file__).parents[1] / "assets" / "demo-moe"
 
 
@@ -35,6 +42,11 @@ class RunningEngine:
 
     def snapshot(self) -> EngineSnapshot:
         return self.loop.snapshot()
+
+    def fresh_snapshot(self) -> EngineSnapshot:
+        """A snapshot taken after everything that has finished by now."""
+        time.sleep(_SNAPSHOT_AGE_S)
+        return self.snapshot()
 
     @property
     def max_context(self) -> int:

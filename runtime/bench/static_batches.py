@@ -17,8 +17,6 @@ from runtime.bench.replay import Planned, Played
 from runtime.bench.running import RunningEngine
 from runtime.bench.workload import greedy_request
 
-_SNAPSHOT_AGE_S = 0.25  # the engine renews its snapshot more often than this
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -49,8 +47,7 @@ def play_static(
     task: TaskID,
 ) -> Played:
     """Play plans, sorted by time, in static batches; all offsets zero is a queue that is always full."""
-    time.sleep(_SNAPSHOT_AGE_S)
-    before = engine.snapshot()
+    before = engine.fresh_snapshot()
     start_s = time.monotonic()
     arrivals = [start_s + plan.offset_s for plan in plans]
     times: list[RequestTimes] = []
@@ -68,5 +65,4 @@ def play_static(
         progress.update(task, advance=batch.end - batch.first)
         first = batch.end
     end_s = max((t.finished_s for t in times if t.finished_s is not None), default=time.monotonic())
-    time.sleep(_SNAPSHOT_AGE_S)
-    return Played(tuple(times), before, engine.snapshot(), end_s - start_s, latest_s)
+    return Played(tuple(times), before, engine.fresh_snapshot(), end_s - start_s, latest_s)

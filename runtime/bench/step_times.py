@@ -6,7 +6,6 @@ one at a time.
 """
 
 import statistics
-import time
 from collections.abc import Callable
 
 from runtime.bench.adaptive_modes import changed
@@ -18,7 +17,6 @@ from runtime.bench.serving_metrics import rung_use
 from runtime.bench.virtual import StepTimes
 from runtime.bench.workload import greedy_request, random_prompts
 from runtime.config import EngineConfig, SloConfig
-from runtime.engine.stats import EngineSnapshot
 from runtime.ladder.ladder import BucketLadder
 from runtime.request import Request
 from runtime.schedule.plan import Phase
@@ -36,7 +34,6 @@ _NUM_LAUNCHES = 8  # measured for each point
 _NUM_PREFILLS = 5
 _UNBOUND_S = "1000s"  # a promise that no step breaks, so that launches are as long as they are told to be
 _TIMEOUT_S = 60.0
-_SNAPSHOT_AGE_S = 0.25  # the engine renews its snapshot more often than this
 
 
 def measure_step_times(
@@ -73,7 +70,7 @@ def measure_step_times(
         ):
             _generate(engine, [greedy_request(f"prefill-{bucket.tokens}-{i}", prompt, 1)])
         on_rung()
-    snapshot = _snapshot_after_work(engine)
+    snapshot = engine.fresh_snapshot()
     for rung in snapshot.rungs:
         if rung.phase == Phase.PREFILL.value:
             prefill[rung.size] = rung.step_s
@@ -162,11 +159,6 @@ def _generate(engine: RunningEngine, requests: list[Request]) -> list[RequestTim
     if failed:
         raise RuntimeError(f"a request of the calibration failed: {failed[0]}")
     return times
-
-
-def _snapshot_after_work(engine: RunningEngine) -> EngineSnapshot:
-    time.sleep(_SNAPSHOT_AGE_S)
-    return engine.snapshot()
 
 
 def _whole_ms(seconds: float) -> str:

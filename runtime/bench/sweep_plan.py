@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.bench.roofline import BYTES, ModelShape
+from runtime.bench.running import ENDLESS_QUEUE
 
 PREFILL_STEP = 512  # tokens of the largest prefill rung
 SHAPE_TOKENS = 1024
@@ -111,7 +112,5 @@ def overrides_for(plan: SweepPlan, shape: ModelShape, dtype: str) -> dict[str, A
         "controller.like_lengths": False,
         "ladder.decode_rows": sorted({*plan.batches, plan.max_rows}),
         "ladder.max_prefill_tokens": PREFILL_STEP,
-        "server.max_queued_requests": 1 << 16,
-        "server.max_queued_tokens": 1 << 30,
-        "server.queue_timeout": "24h",
+        **ENDLESS_QUEUE,
     }

@@ -47,12 +47,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if not 0 < args.target_busy < 1:
         raise ValueError(f"--target-busy {args.target_busy:g}: a share between 0 and 1")
     recorded = read_trace(args.trace, args.max_requests)
-    limits = {
-        "server.max_queued_requests": 1 << 16,
-        "server.max_queued_tokens": 1 << 30,
-        "server.queue_timeout": "24h",
-    }
-    with running.open_engine(running.config_of(args, limits), args.threads) as engine:
+    with running.open_engine(running.config_of(args, running.ENDLESS_QUEUE), args.threads) as engine:
         factor = args.length_scale or fitting_factor(recorded, engine.max_context)
         requests = scale_lengths(recorded, factor, engine.max_context)
         result = measure(

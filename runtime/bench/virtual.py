@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from runtime.adaptive.observation import Observation
+from runtime.adaptive.observation import BELIEVED_FOR_S, MIN_LAUNCHES, Observation, smooth
 from runtime.bench.adaptive_traffic import Job
 from runtime.bench.client import RequestTimes
 from runtime.bench.virtual_feeds import Feed
@@ -25,7 +25,6 @@ from runtime.schedule.policy import SchedulePolicy, limit_burst
 from runtime.schedule.scheduler import Scheduler
 
 PIPELINE_DEPTH = 2  # as in the engine's loop
-BELIEVED_FOR_S = 60.0  # as in engine/steering.py
 _HELD_POLL_S = 0.001
 _MAX_IDLE_TURNS = 100_000
 _RECENT = 512  # finished requests whose lengths are looked at
@@ -90,6 +89,15 @@ type MakeTicker = Callable[[EngineConfig, Callable[[], float]], Ticker]
 
 
 @dataclass(frozen=True, slots=True)
+class _Measured:
+    """A rung's step time, smoothed, and when it ran last."""
+
+    step_s: float
+    num_launches: int
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Launch:
     plan: StepPlan
     bucket: Bucket
@@ -128,7 +136,7 @@ class VirtualEngine:
         self._in_flight: deque[_Launch] = deque()
         self._device_free_s = self._read_s = 0.0
         self._step_s: dict[Phase, float] = {}  # smoothed
-        self._step_s_by_rung: dict[Bucket, tuple[float, float]] = {}  # smoothed, and when it ended last
+        self._step_s_by_rung: dict[Bucket, _Measured] = {}
         self._recent_lens: deque[int] = deque(maxlen=_RECENT)
         self._times: dict[str, RequestTimes] = {}
         self._num_open = self._num_launches = 0
@@ -225,10 +233,11 @@ class VirtualEngine:
         step_s = (self.now_s - max(launch.launched_s, self._read_s)) / launch.plan.num_steps
         self._read_s = self.now_s
         phase = launch.plan.phase
-        before = self._step_s.get(phase)
-        self._step_s[phase] = step_s if before is None else before + 0.1 * (step_s - before)
-        before, _ = self._step_s_by_rung.get(launch.bucket, (step_s, 0.0))
-        self._step_s_by_rung[launch.bucket] = before + 0.1 * (step_s - before), self.now_s
+        self._step_s[phase] = smooth(self._step_s.get(phase), step_s)
+        before = self._step_s_by_rung.get(launch.bucket, _Measured(step_s, 0, 0.0))
+        self._step_s_by_rung[launch.bucket] = _Measured(
+            smooth(before.step_s, step_s), before.num_launches + 1, self.now_s
+        )
         if phase is Phase.DECODE:
             steps = self._config.ladder.max_decode_steps
             self._max_steps = limit_burst(steps, self._step_s[phase], self._config.slo.itl)
@@ -262,9 +271,10 @@ class VirtualEngine:
         )
 
     def _measured(self, phase: Phase) -> Iterator[tuple[Bucket, float]]:
-        for bucket, (step_s, ended_s) in self._step_s_by_rung.items():
-            if bucket.phase is phase and self.now_s - ended_s < BELIEVED_FOR_S:
-                yield bucket, step_s
+        for bucket, found in self._step_s_by_rung.items():
+            is_believed = found.num_launches >= MIN_LAUNCHES and self.now_s - found.ended_s <= BELIEVED_FOR_S
+            if bucket.phase is phase and is_believed:
+                yield bucket, found.step_s
 
 
 def _tokens_of(chunk: ScheduledChunk, phase: Phase) -> tuple[int, ...]:

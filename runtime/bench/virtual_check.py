@@ -68,7 +68,7 @@ def steady_on_virtual_clock(
 ) -> dict[str, Any]:
     """p99 by window at a steady load of the same share of capacity, capacity being that of the virtual clock."""
     num_capacity = min(num_requests, 3000)
-    capacity_jobs = work.saturated(num_capacity, 940)
+    capacity_jobs = work.steady(num_capacity, 940)
     rates = {
         mode: saturated_tok_s(simulate(machine, config, mode, capacity_jobs, is_open=False), mode)
         for mode in modes

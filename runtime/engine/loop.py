@@ -27,6 +27,7 @@ from runtime.engine.request_streams import RequestStreams
 from runtime.engine.snapshot import take_snapshot
 from runtime.engine.stats import EngineSnapshot, EngineStats
 from runtime.engine.steering import Steering, estimate_cost
+from runtime.engine.timelines import Timelines
 from runtime.engine.tokenizer import Tokenizer
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.ladder.late_compiles import monitor
@@ -75,7 +76,9 @@ class EngineLoop:
             server.max_queued_requests, server.max_queued_tokens, lambda: self._snapshot.drain_rate_tokens_s
         )
         self._publish: Publisher = lambda events: None
-        self._streams = RequestStreams(tokenizer, grammars, self._stats, self.gate)
+        self.timelines = Timelines()
+        self._streams = RequestStreams(tokenizer, grammars, self._stats, self.gate, self.timelines)
+        self._observe_as(config)
         self._in_flight: deque[InFlightStep] = deque()
         self._loaded: Loaded | None = None
         self._steering: Steering | None = None
@@ -241,7 +244,7 @@ class EngineLoop:
                 continue
             steering.turn(time.monotonic())
             self._publish_some(self._streams.expire(scheduler))
-            plan = scheduler.schedule() if len(self._in_flight) < PIPELINE_DEPTH else None
+            plan = self._schedule(scheduler) if len(self._in_flight) < PIPELINE_DEPTH else None
             if plan is not None:
                 self._in_flight.append(self._launch(engine, plan))
             if self._in_flight and (plan is None or len(self._in_flight) == PIPELINE_DEPTH):
@@ -285,6 +288,7 @@ class EngineLoop:
         except Exception as error:
             command.done.set_exception(error)
             return
+        self._observe_as(steering.config)
         self._take_snapshot()
         command.done.set_result(Applied(self._stats.num_steps, time.monotonic() - command.ordered_s, change))
 
@@ -295,6 +299,16 @@ class EngineLoop:
             command.done.set_result(steering.balancing.carry_out(command.order))
         except Exception as error:
             command.done.set_exception(error)
+
+    def _observe_as(self, config: EngineConfig) -> None:
+        """What the configuration says about watching requests."""
+        self._streams.slo = config.slo
+        self.timelines.switch(config.console.request_timeline)
+
+    def _schedule(self, scheduler: AnyScheduler) -> StepPlan | None:
+        plan = scheduler.schedule()
+        self.timelines.on_preemptions(scheduler.num_preemptions, time.monotonic())
+        return plan
 
     def _check_integrity(self, scheduler: AnyScheduler) -> None:
         """Each time the work runs out. A mistake in the books is told, and serving goes on."""
@@ -314,6 +328,8 @@ class EngineLoop:
         collected = engine.collect(step)
         now = time.monotonic()
         self._count(step, collected, now)
+        token_ids = collected.result.token_ids
+        self.timelines.on_step(step.plan, step.bucket.name, step.launched_s, now, token_ids)
         self._publish_some(self._streams.take(scheduler, step.plan, collected, now))
 
     def _publish_some(self, events: list[TokenEvent]) -> None:
@@ -332,6 +348,7 @@ class EngineLoop:
             real = sum(map(len, collected.result.token_ids))
             computed = step.bucket.tokens * collected.num_steps
         self._stats.on_step(step.bucket.name, real, computed, busy_s, num_steps)
+        self._stats.on_phase(phase.value, real, computed, busy_s)
         self._stats.on_demand(phase.value, size, num_steps)
         self._stats.on_experts(collected.expert_tokens)
         if self._steering is not None:

@@ -9,12 +9,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from runtime.config import SloConfig
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.detokenizer import IncrementalDetokenizer
 from runtime.engine.engine import CollectedStep
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.stats import EngineStats
 from runtime.engine.stream import Stream
+from runtime.engine.timelines import Timelines
 from runtime.engine.tokenizer import Tokenizer
 from runtime.errors import DeadlineExceeded, RuntimeFault
 from runtime.request import FinishReason, Request, TokenEvent
@@ -28,10 +30,17 @@ class RequestStreams:
     """The scheduler's sequences seen from outside. Every method returns the events to publish."""
 
     def __init__(
-        self, tokenizer: Tokenizer, grammars: GrammarCompiler, stats: EngineStats, gate: AdmissionGate
+        self,
+        tokenizer: Tokenizer,
+        grammars: GrammarCompiler,
+        stats: EngineStats,
+        gate: AdmissionGate,
+        timelines: Timelines,
     ) -> None:
         self._tokenizer, self._grammars, self._stats, self._gate = tokenizer, grammars, stats, gate
+        self._timelines = timelines
         self._streams: dict[str, Stream] = {}
+        self.slo = SloConfig()  # what is promised now; whoever configures the engine replaces it
 
     def add(self, scheduler: AnyScheduler, requests: Iterable[Request]) -> list[TokenEvent]:
         """Put requests in line; an event for each that could not be."""
@@ -56,6 +65,7 @@ class RequestStreams:
                 min_tokens=params.min_tokens,
             )
             self._streams[request.request_id] = Stream(sequence, detokenizer, grammar)
+            self._timelines.start(sequence)
         return events
 
     def refuse(self, request: Request, code: str, message: str) -> TokenEvent:
@@ -80,8 +90,9 @@ class RequestStreams:
             self._gate.leave(sequence.request_id)
             if stream is not None:
                 self._stats.rejected[DeadlineExceeded.code] += 1
-                waited_s = now - sequence.request.arrival_s
-                events.append(stream.fail(DeadlineExceeded.code, f"waited {waited_s:.1f} s in the queue"))
+                text = f"waited {now - sequence.request.arrival_s:.1f} s in the queue"
+                self._timelines.finish(sequence, FinishReason.ERROR, now, text)
+                events.append(stream.fail(DeadlineExceeded.code, text))
         return events
 
     def prepare(self, plan: StepPlan, now_s: float) -> dict[int, np.ndarray]:
@@ -137,6 +148,7 @@ class RequestStreams:
         events = [stream.fail(code, message) for stream in self._streams.values()]
         for stream in self._streams.values():
             self._gate.leave(stream.request_id)
+            self._timelines.finish(stream.sequence, FinishReason.ERROR, time.monotonic(), message)
         self._streams.clear()
         return events
 
@@ -150,3 +162,8 @@ class RequestStreams:
         self._stats.e2e_s.observe(now - sequence.request.arrival_s)
         if stream.first_token_s is not None:
             self._stats.decode_s.observe(now - stream.first_token_s)
+        self._timelines.finish(sequence, reason.value, now)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._stats.on_promises(
+                kept_ttft=stream.ttft_s <= self.slo.ttft, kept_itl=stream.tpot_s <= self.slo.itl
+            )

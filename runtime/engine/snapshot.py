@@ -1,5 +1,6 @@
 """take_snapshot: everything that the engine tells about itself, as one frozen record."""
 
+import time
 from typing import Protocol
 
 from runtime.engine.admission import AdmissionGate
@@ -72,6 +73,10 @@ def take_snapshot(
         policy=scheduler.policy if scheduler is not None else SchedulePolicy(),
         demand={phase: dict(sizes) for phase, sizes in stats.demand.items()},
         experts=experts,
+        taken_s=time.monotonic(),
+        page_bytes=loaded.engine.page_bytes if loaded is not None else 0,
+        phases=dict(stats.phases),
+        promises=stats.promises,
     )
 
 
@@ -94,6 +99,7 @@ def _rungs(stats: EngineStats, engine: Engine) -> tuple[RungSnapshot, ...]:
                 computed_tokens=counters.computed_tokens,
                 step_s=counters.median_step_s,
                 error=step.error,
+                busy_s=counters.busy_s,
             )
         )
     return tuple(snapshots)

@@ -127,6 +127,26 @@ class RungSnapshot:
     computed_tokens: int
     step_s: float  # median of the last launches: seconds of one step
     error: str = ""
+    busy_s: float = 0.0  # seconds that its launches were on the device
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTotals:
+    """What all rungs of a phase have computed since the start, those of earlier ladders included."""
+
+    real_tokens: int = 0
+    computed_tokens: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseTotals:
+    """Requests that ended well (stop or length) since the start, and what became of slo.ttft and slo.itl for each."""
+
+    num_requests: int = 0
+    num_kept: int = 0  # both
+    num_ttft_missed: int = 0
+    num_itl_missed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +190,10 @@ class EngineSnapshot:
     ladder_change: LadderChange
     policy: SchedulePolicy  # what steers the scheduler now
     demand: Mapping[str, Mapping[int, int]]  # by phase: positions asked for in one step -> steps, since start
+    taken_s: float = 0.0  # when this was written
+    page_bytes: int = 0  # of one page over all layers
+    phases: Mapping[str, PhaseTotals] = field(default_factory=dict)
+    promises: PromiseTotals = PromiseTotals()
     experts: ExpertStatus | None = None  # None on one device
 
 
@@ -180,6 +204,7 @@ class RungCounters:
     hits: int = 0
     real_tokens: int = 0
     computed_tokens: int = 0
+    busy_s: float = 0.0
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     last_s: float = 0.0  # when it was launched last
 
@@ -209,6 +234,8 @@ class EngineStats:
         self.prompt_len, self.generation_len = Histogram(TOKEN_BOUNDS), Histogram(TOKEN_BOUNDS)
         self.host_step_s = Histogram(ITL_BOUNDS_S)
         self.demand: dict[str, Counter[int]] = {"prefill": Counter(), "decode": Counter()}
+        self.phases: dict[str, PhaseTotals] = {}
+        self.promises = PromiseTotals()
         self._lengths: deque[int] = deque(maxlen=512)  # prompt + output of requests that ended of late
         self._drained: deque[tuple[float, int]] = deque(maxlen=512)
 
@@ -220,6 +247,7 @@ class EngineStats:
         counters.hits += 1
         counters.real_tokens += real_tokens
         counters.computed_tokens += computed_tokens
+        counters.busy_s += launch_s
         counters.step_s.append(launch_s / max(1, num_steps))
         self.busy_s += launch_s
         self.num_steps += 1
@@ -228,6 +256,23 @@ class EngineStats:
     def on_demand(self, phase: str, size: int, num_steps: int) -> None:
         """Positions that steps asked for: pages filled in prefill, rows in decode."""
         self.demand[phase][size] += num_steps
+
+    def on_phase(self, phase: str, real_tokens: int, computed_tokens: int, busy_s: float) -> None:
+        """The same launch as `on_step`, by phase: rungs come and go with the ladder."""
+        t = self.phases.get(phase, PhaseTotals())
+        self.phases[phase] = PhaseTotals(
+            t.real_tokens + real_tokens, t.computed_tokens + computed_tokens, t.busy_s + busy_s
+        )
+
+    def on_promises(self, *, kept_ttft: bool, kept_itl: bool) -> None:
+        """A request ended well: whether its time to first token and its time between tokens were as promised."""
+        t = self.promises
+        self.promises = PromiseTotals(
+            t.num_requests + 1,
+            t.num_kept + (kept_ttft and kept_itl),
+            t.num_ttft_missed + (not kept_ttft),
+            t.num_itl_missed + (not kept_itl),
+        )
 
     def on_experts(self, tokens: np.ndarray) -> None:
         """Tokens of one launch by layer and expert, [L, E]."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from runtime.adaptive.controller import Controller
 from runtime.adaptive.decision import DecisionLog
-from runtime.adaptive.observation import Observation
+from runtime.adaptive.observation import BELIEVED_FOR_S, MIN_LAUNCHES, Observation, smooth
 from runtime.config import EngineConfig
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.balancing import ExpertBalancing
@@ -25,10 +25,6 @@ from runtime.ladder.learned import RungCost
 from runtime.schedule.plan import Phase
 from runtime.schedule.policy import limit_burst
 from runtime.schedule.shards import AnyScheduler
-
-BELIEVED_FOR_S = 60.0
-MIN_LAUNCHES = 16  # of a rung, before its time is believed
-SMOOTHING = 0.1  # weight of the newest step time; about the last twenty count
 
 
 class Steering:
@@ -93,9 +89,9 @@ class Steering:
     def on_step(self, phase: Phase, step_s: float) -> None:
         """A launch was read; `step_s` seconds for each of its steps."""
         if phase is Phase.PREFILL:
-            self._prefill_step_s = _smooth(self._prefill_step_s, step_s)
+            self._prefill_step_s = smooth(self._prefill_step_s, step_s)
             return
-        self._decode_step_s = _smooth(self._decode_step_s, step_s)
+        self._decode_step_s = smooth(self._decode_step_s, step_s)
         self._decoded_s = self._clock()
         self._limit_burst()
 
@@ -169,7 +165,3 @@ def estimate_cost(engine: Engine, bucket: Bucket) -> RungCost:
         return RungCost(0.0, 0)
     _, nearest = min(known, key=lambda pair: pair[0])
     return RungCost(nearest.compile_s, nearest.temp_bytes)
-
-
-def _smooth(mean: float | None, value: float) -> float:
-    return value if mean is None else mean + (value - mean) * SMOOTHING

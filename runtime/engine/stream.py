@@ -24,10 +24,24 @@ class Stream:
     trouble: str = ""  # why the request cannot go on, found while a launch was made
     first_token_s: float | None = None
     last_token_s: float | None = None
+    num_first_tokens: int = 0  # tokens of the first event
 
     @property
     def request_id(self) -> str:
         return self.sequence.request_id
+
+    @property
+    def ttft_s(self) -> float:
+        """From arrival to the first token; 0 for a request that ended without one."""
+        return 0.0 if self.first_token_s is None else self.first_token_s - self.sequence.request.arrival_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time of a token after the first event; 0 where nothing came after it."""
+        num_later = len(self.sequence.output_ids) - self.num_first_tokens
+        if self.first_token_s is None or self.last_token_s is None or num_later <= 0:
+            return 0.0
+        return (self.last_token_s - self.first_token_s) / num_later
 
     def add_prompt_scores(self, first: int, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Scores of prompt positions from `first` on. A preempted request computes some again: only news count."""
@@ -83,6 +97,7 @@ class Stream:
             return
         if self.first_token_s is None or self.last_token_s is None:
             self.first_token_s = now
+            self.num_first_tokens = num_tokens
             stats.ttft_s.observe(now - request.arrival_s)
             started = self.sequence.first_scheduled_s or now
             stats.queue_s.observe(max(0.0, started - request.arrival_s))

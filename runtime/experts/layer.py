@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.expert_mlp.op import expert_mlp
+from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.dispatch import combine, permute, plan_dispatch
 from runtime.experts.exchange import Exchange, exchange_tokens
 from runtime.experts.router import Routing, route
@@ -34,8 +35,7 @@ def moe_layer(
     x: Float[Array, "T D"],
     is_real: Bool[Array, " T"],
     *,
-    top_k: int,
-    norm_topk_prob: bool,
+    routing: RouterSpec,
     activation: str,
     exchange: Exchange | None = None,
 ) -> tuple[Float[Array, "T D"], ExpertLoad]:
@@ -44,22 +44,23 @@ def moe_layer(
     exchange: where the experts are shared by several devices; then this runs inside `shard_map`.
     """
     num_experts = params.router.shape[0]
-    routing = route(params.router, x, top_k=top_k, norm_topk_prob=norm_topk_prob)
+    routed = route(params.router, x, is_real, routing, bias=params.router_bias)
     experts = partial(_experts, params, activation)
     if exchange is not None:
         slots_here, sent = params.w_gate_up.shape[0], x.astype(params.w_gate_up.dtype)
         num_slots = slots_here * exchange.num_devices
-        slots = choose_slots(params.copies, routing, is_real, exchange, num_slots)
-        out, num_rows = exchange_tokens(exchange, sent, routing, slots, is_real, experts, slots_here)
-        return out, ExpertLoad(_count(routing, is_real, num_experts), num_rows[None])
+        slots = choose_slots(params.copies, routed, is_real, exchange, num_slots)
+        tokens = _count(routed, is_real, num_experts) if routed.counts is None else routed.counts
+        out, num_rows = exchange_tokens(exchange, sent, routed, slots, is_real, experts, slots_here)
+        return out, ExpertLoad(tokens, num_rows[None])
     with jax.named_scope("dispatch"):
-        dispatch = plan_dispatch(routing.expert_ids, is_real, num_experts)
-        x_sorted = permute(dispatch, x.astype(params.w_gate_up.dtype), top_k)
+        dispatch = plan_dispatch(routed.expert_ids, is_real, num_experts)
+        x_sorted = permute(dispatch, x.astype(params.w_gate_up.dtype), routing.top_k)
     with jax.named_scope("experts"):
         y = experts(x_sorted, dispatch.group_sizes)
     with jax.named_scope("combine"):
-        tokens = dispatch.group_sizes
-        return combine(dispatch, routing, y), ExpertLoad(tokens, jnp.sum(tokens, keepdims=True))
+        tokens = dispatch.group_sizes if routed.counts is None else routed.counts
+        return combine(dispatch, routed, y), ExpertLoad(tokens, jnp.sum(tokens, keepdims=True))
 
 
 def choose_slots(

@@ -14,9 +14,11 @@ class MoEParams:
     P physical slots, each with the weights of some expert; without expert parallelism slot e holds expert e.
     copies: int32 [E, R] or None. The n-th row of a step that wants expert e goes to slot copies[e, n % R]: a copy that
     shall take 3 of 8 rows stands in three eighths of the places.
+    router_bias [E] float32, or None where nothing corrects the choice of experts.
     """
 
     router: Any
     w_gate_up: Any
     w_down: Any
+    router_bias: Any = None
     copies: Any = None

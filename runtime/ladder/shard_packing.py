@@ -1,7 +1,7 @@
 """How a plan falls into the shards of an engine: which chunk is whose, what rung it needs, one packed vector a shard.
 
-Row slot r of all shards belongs to shard r // num_slots; a chunk is computed where its row and pages are. A rung computes an equal part on every shard, so the fullest shard decides
-which rung a plan needs.
+Row slot r of all shards belongs to shard r // num_slots; a chunk is computed where its row and pages are. A rung
+computes an equal part on every shard, so the fullest shard decides which rung a plan needs.
 """
 
 from collections.abc import Sequence

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from pallas_kernels.router.spec import RouterSpec
 from runtime.errors import ModelLoadError
 from runtime.model.rope import RopeSpec, rope_from_config
 
@@ -60,9 +61,10 @@ class QkNorm(StrEnum):
 
 
 class RouterKind(StrEnum):
-    """How router logits become weights. A sigmoid with a correction bias and groups would be a second word."""
+    """How router logits become scores."""
 
     SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
 
 
 class NormPlacement(StrEnum):
@@ -108,12 +110,28 @@ class Architecture:
     expert_ffn: int
     norm_topk_prob: bool
     router: RouterKind = RouterKind.SOFTMAX
+    has_router_bias: bool = False  # a correction for each expert that steers the choice only
+    router_groups: int = 1
+    kept_router_groups: int = 1
+    router_scale: float = 1.0
     qk_norm: QkNorm = QkNorm.NONE
     norm_placement: NormPlacement = NormPlacement.PRE
     clip_qkv: float | None = None
     attention_bias: bool = False
     expert_names: ExpertNames = ExpertNames.MLP
     eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def routing(self) -> RouterSpec:
+        """What the router op is told."""
+        return RouterSpec(
+            self.top_k,
+            self.router.value,
+            renormalise=self.norm_topk_prob,
+            num_groups=self.router_groups,
+            num_kept_groups=self.kept_router_groups,
+            scale=self.router_scale,
+        )
 
     @property
     def num_layers(self) -> int:

@@ -142,6 +142,9 @@ def _moe(arch: Architecture, dtype: Any, slots: ExpertSlots | None) -> MoEParams
         w_gate_up=_matrix((p, 2 * f, d), dtype, ("expert", "gate_up", "embed")),
         w_down=_matrix((p, d, f), dtype, ("expert", "embed", "ffn")),
         copies=table,
+        router_bias=ArraySpec((e,), jnp.dtype(jnp.float32), ("expert_logits",), "zeros")
+        if arch.has_router_bias
+        else None,
     )
 
 

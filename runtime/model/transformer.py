@@ -147,8 +147,7 @@ def _ffn(
             weights.ffn,
             normed,
             is_real,
-            top_k=arch.top_k,
-            norm_topk_prob=arch.norm_topk_prob,
+            routing=arch.routing,
             activation=arch.activation,
             exchange=sharding.exchange,
         )

@@ -69,9 +69,9 @@ def choose_decode_steps(policy: SchedulePolicy, remaining: Sequence[int], max_st
 def limit_burst(max_steps: int, step_s: float, itl_s: float) -> int:
     """Most decode steps of one launch, given the time of a step and the target between tokens.
 
-    Clients get the tokens of a launch together, so the gap they see is that of the whole launch: it may take at most
-    half of the target.
+    Clients get the tokens of a launch together, so the gap they see is that of the whole launch: it may take as long
+    as the target. What goes before it, a prefill step, is the controllers' concern.
     """
     if step_s <= 0:
         return max_steps
-    return min(max_steps, max(1, int(itl_s / 2 / step_s)))
+    return min(max_steps, max(1, int(itl_s / step_s)))

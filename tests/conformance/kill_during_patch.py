@@ -10,7 +10,7 @@ import httpx
 
 from control_plane.audit import AuditLog
 from control_plane.config_store import ConfigStore
-from runtime.config import parse_duration
+from runtime.config_values import parse_duration
 from tests.conformance.operated_server import OperatedServer, operated_server
 from tests.conformance.random_changes import CONFIG
 

@@ -73,6 +73,12 @@ FIELDS: dict[str, Draw] = {
     "ladder.max_decode_steps": one_of(1, 2, 4, 8, 16),
     "ladder.prefill_tokens": one_of([], [64, 256], [32, 128, 256]),
     "ladder.max_prefill_rows": one_of(4, 8),
+    "console.request_timeline": one_of(True, False),
+    "economics.input_price": one_of(0.0, 0.55),
+    "economics.cached_input_price": one_of(0.0, 0.14),
+    "economics.output_price": one_of(0.0, 2.19),
+    "economics.worker_price": one_of(0.0, 16.0),
+    "economics.effective_from": one_of("", "2026-12-01T00:00:00Z"),
 }
 MAX_FIELDS = 3
 
@@ -181,7 +187,7 @@ def lost_updates(
 def _stored(value: Any) -> Any:
     """A value of a patch as a document writes it: durations from one second on in seconds."""
     if isinstance(value, str) and value.endswith("ms") and value[:-2].isdigit():
-        from runtime.config import duration_text, parse_duration
+        from runtime.config_values import duration_text, parse_duration
 
         return duration_text(parse_duration(value))
     return value

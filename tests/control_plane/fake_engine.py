@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 import orjson
@@ -18,6 +18,7 @@ from runtime.adaptive.decision import Decision
 from runtime.config import EngineConfig
 from runtime.engine.change import Applied, ConfigChange
 from runtime.engine.stats import ITL_BOUNDS_S, EngineSnapshot, Histogram, RungSnapshot
+from runtime.engine.timelines import Timelines
 from runtime.errors import InvalidRequest, QueueFull, Unavailable
 from runtime.request import FinishReason, GrammarSpec, Request, SamplingParams, TokenEvent, TokenLogprob
 from tests.control_plane.fake_config import FakeConfiguration
@@ -102,6 +103,8 @@ class FakeEngine:
         self.configuration = FakeConfiguration()
         self.histograms: dict[str, Histogram] = {}  # by name in the snapshot; those left out are empty
         self.generation_tokens = 0
+        self.timelines = Timelines()
+        self.num_snapshots = 0
         self._lock = threading.Condition()
         self._rows: list[_Row] = []
         self._queue: list[_Row] = []
@@ -171,6 +174,7 @@ class FakeEngine:
             return len(self._rows) + len(self._queue)
 
     def snapshot(self) -> EngineSnapshot:
+        self.num_snapshots += 1
         waiting = sum(row.request.params.max_tokens for row in self._queue)
         facts = {
             "state": self.state, "error": "", "num_steps": self.num_steps, "num_running": len(self._rows),
@@ -178,12 +182,13 @@ class FakeEngine:
             "used_pages": len(self._rows), "finished": dict(self.finished), "rejected": {"rate_limit_exceeded": 2},
             "rungs": (_RUNG,), "expert_tokens": ((3, 1), (2, 2)), "drain_rate_tokens_s": 1000.0, "demand": {},
             "ladder_change": self.configuration.ladder_change, "policy": self.configuration.policy,
-            "generation_tokens": self.generation_tokens,
+            "generation_tokens": self.generation_tokens, "taken_s": time.monotonic(),
         }  # fmt: skip
         facts |= {name: histogram.copy() for name, histogram in self.histograms.items()}
         rest = {
             f.name: Histogram(ITL_BOUNDS_S) if f.type in (Histogram, "Histogram") else 0
             for f in fields(EngineSnapshot)
+            if f.default is MISSING and f.default_factory is MISSING
         }
         return EngineSnapshot(**rest | facts)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import httpx
@@ -14,10 +14,12 @@ from control_plane.app import create_app
 from control_plane.engine_handle import ServedModel
 from control_plane.routes import diagnosis, ladder
 from control_plane.service import EngineService
+from runtime.adaptive.decision import Decision
 from runtime.config import EngineConfig, parse_config
 from runtime.engine.change import Applied, ConfigChange, LadderChange, LadderState
 from runtime.engine.reconfigure import Envelope, RungCost, plan_change
 from runtime.engine.stats import LONG_BOUNDS_S, EngineSnapshot, Histogram, RungSnapshot
+from runtime.engine.timelines import Timelines
 from runtime.ladder.ladder import BucketLadder
 from runtime.schedule.policy import SchedulePolicy
 from tests.control_plane.fake_engine import ByteTokenizer, Card, PlainGrammars, PlainTemplate
@@ -43,6 +45,7 @@ def snapshot_of(config: EngineConfig | None = None, **facts: Any) -> EngineSnaps
     rest = {
         f.name: Histogram(LONG_BOUNDS_S) if f.type in (Histogram, "Histogram") else 0
         for f in fields(EngineSnapshot)
+        if f.default is MISSING and f.default_factory is MISSING
     }
     return EngineSnapshot(**rest | known | facts)
 
@@ -54,6 +57,13 @@ class LadderEngine:
         self.config = config
         self.now = snapshot_of(config)
         self.card = Card(max_context=MAX_CONTEXT)
+        self.timelines = Timelines()
+
+    def decisions(self, after: int, limit: int) -> tuple[Decision, ...]:
+        return ()
+
+    def decision_counts(self) -> dict[tuple[str, str], int]:
+        return {}
 
     def snapshot(self) -> EngineSnapshot:
         return self.now

@@ -90,7 +90,7 @@ class LiveServer:
         """Diagnosis sees a window from the engine as it is now, as if that had been a minute ago."""
         history = SnapshotHistory()
         history.add(time.monotonic() - 60, self.loop.snapshot())
-        self.app.state.snapshot_history = history
+        self.service.sampler.recent = history
 
     async def is_steady(self) -> None:
         """Waits until no rung compiles and LiveConfig has noted so."""

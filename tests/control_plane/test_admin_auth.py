@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from control_plane.app import create_app
+from control_plane.console_schemas import PAGES
 from control_plane.service import EngineService
 from runtime.config import EngineConfig
 from tests.control_plane.conftest import in_process, make_config
@@ -65,6 +66,10 @@ def test_the_walk_sees_every_route() -> None:
         f"{CONFIG}/rollback",
         "/admin/v1/audit",
         "/admin/v1/canary/revert",
+        "/admin/v1/console/page",
+        "/admin/v1/requests",
+        "/admin/v1/requests/name",
+        "/admin/v1/whoami",
     } <= set(admin_paths())
 
 
@@ -125,6 +130,43 @@ async def test_a_viewer_looks_and_plans(engine: FakeEngine) -> None:
     assert engine.configuration.taken == []
 
 
+async def test_a_viewer_changes_nothing_by_any_route_or_method(engine: FakeEngine) -> None:
+    """Every path of the route table with every method but those that read; planning is the one exception."""
+    mutating = [method for method in METHODS if method not in ("GET", "HEAD")]
+    async with in_process(engine, keyed()) as client:
+        headers = bearer("viewer") | {"If-Match": '"1"'}
+        for path in admin_paths():
+            for method in mutating:
+                if (method, path) == ("POST", f"{CONFIG}/plan"):
+                    continue
+                answer = await client.request(method, path, json=PATCH, headers=headers)
+                assert answer.status_code == 403, (method, path)
+        assert (await client.get(CONFIG, headers=headers)).json()["revision"] == 1
+    assert engine.configuration.taken == []
+
+
+async def test_reading_routes_change_nothing_for_a_viewer(engine: FakeEngine) -> None:
+    """GET answers and leaves no trace, so that letting viewers have it is safe."""
+    async with in_process(engine, keyed()) as client:
+        headers = bearer("viewer")
+        for path in admin_paths():
+            answer = await client.get(path, headers=headers)
+            assert answer.status_code in (200, 404, 405), (path, answer.text)
+        config = (await client.get(CONFIG, headers=headers)).json()
+        assert (config["revision"], config["canary"]) == (1, None)
+        assert len((await client.get("/admin/v1/audit", headers=headers)).json()["data"]) == 1  # the start
+    assert engine.configuration.taken == []
+
+
+async def test_a_key_is_told_what_it_may_do(engine: FakeEngine) -> None:
+    async with in_process(engine, keyed()) as client:
+        for key in ("operator", "viewer"):
+            answer = await client.get("/admin/v1/whoami", headers=bearer(key))
+            assert answer.json() == {"actor": digest(key)[:12], "role": key}
+    async with in_process(engine, make_config(demo=True), "http://127.0.0.1:8000") as client:
+        assert (await client.get("/admin/v1/whoami")).json() == {"actor": "demo", "role": "operator"}
+
+
 async def test_the_actor_is_the_keys_digest_never_the_key(engine: FakeEngine) -> None:
     async with in_process(engine, keyed()) as client:
         headers = bearer("operator") | {"If-Match": '"1"', "X-Request-Id": "abc"}
@@ -141,7 +183,17 @@ async def test_digests_are_in_no_answer(engine: FakeEngine) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (422, "server.admin_keys")
         texts = [
             (await client.get(f"/admin/v1/{path}", headers=headers)).text
-            for path in ("config", "config/schema", "config/history", "audit")
+            for path in (
+                "config",
+                "config/schema",
+                "config/history",
+                "audit",
+                "whoami",
+                "requests",
+                "ladder",
+                "diagnosis",
+                *(f"console/{page}" for page in PAGES),
+            )
         ]
     for key in ("api", "operator", "viewer", "thief"):
         assert not any(digest(key) in text.lower() for text in texts), key

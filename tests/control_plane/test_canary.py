@@ -13,9 +13,9 @@ from control_plane.canary import (
     Trial,
     judge,
     measure,
-    percentile,
     worse_percent,
 )
+from control_plane.percentiles import percentile
 from runtime.engine.stats import ITL_BOUNDS_S, Histogram
 
 METRICS = ("itl_p99", "ttft_p99", "e2e_p99", "queue_p99")
@@ -47,13 +47,6 @@ def test_percentile_lies_in_the_right_bucket() -> None:
         bound = next(b for b in ITL_BOUNDS_S if b >= exact)
         below = max((b for b in ITL_BOUNDS_S if b < exact), default=0.0)
         assert below <= found <= bound
-
-
-def test_percentile_is_interpolated_as_prometheus_does() -> None:
-    assert percentile((1.0, 2.0, 4.0), [0, 10, 0, 0], 0.5) == 1.5
-    assert percentile((1.0, 2.0, 4.0), [10, 0, 10, 0], 0.75) == 3.0
-    assert percentile((1.0, 2.0, 4.0), [0, 0, 0, 5], 0.99) == 4.0
-    assert percentile((1.0, 2.0), [0, 0, 0], 0.99) is None
 
 
 def test_only_the_difference_counts() -> None:

@@ -1,4 +1,4 @@
-"""Live changes over HTTP on the real, tiny engine under load: ladders, failing compiles, trials, proposals, findings."""
+"""Live changes over HTTP on the real, tiny engine under load: ladders, compiles, trials, proposals, findings, console."""
 
 import asyncio
 import random
@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from control_plane.config_document import checked, document
+from control_plane.console_schemas import PAGE_TYPES
 from control_plane.merge_patch import merge
+from control_plane.request_schemas import RequestTimeline
 from runtime.config import EngineConfig
 from runtime.engine.change import ChangeKind
 from runtime.engine.loop import EngineLoop
@@ -264,3 +266,57 @@ def test_every_random_patch_is_valid():
     for _ in range(300):
         patch = random_patch(rng, rows_of=ROWS)
         found = document(checked(merge(found, patch)))
+
+
+async def test_the_console_shows_what_the_engine_does_and_a_requests_own_way(loop):
+    async with live_server(loop) as server, Load(server, num_streams=4) as load:
+        pages = {}
+        body = {
+            "model": "tiny",
+            "prompt": "once upon a time " * 3,
+            "max_tokens": 9,
+            "ignore_eos": True,
+            "n": 2,
+        }
+        answer = await server.client.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"})
+        assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+        found = (await server.get("/admin/v1/requests/mine"))["data"]
+        same = (await server.get(f"/admin/v1/requests/{answer.json()['id']}"))["data"]
+        assert [data["id"] for data in same] == [data["id"] for data in found]
+        await load.more(20)
+        num_ticks = server.service.sampler.num_ticks
+        await eventually(lambda: server.service.sampler.num_ticks >= num_ticks + 2)
+        for page, kind in PAGE_TYPES.items():
+            pages[page] = kind.model_validate(await server.get(f"/admin/v1/console/{page}"))
+        listed = (await server.get("/admin/v1/requests?limit=500"))["data"]
+        assert (await server.client.get("/admin/v1/requests?limit=501")).status_code in (400, 422)
+        # Switched off by the operator, everything is forgotten and nothing is kept.
+        assert (await server.patch({"console": {"request_timeline": False}})).status_code == 200
+        off = await server.get("/admin/v1/requests")
+        gone = await server.client.get("/admin/v1/requests/mine")
+    assert load.errors == []
+    traces = [RequestTimeline.model_validate(data) for data in found]
+    assert [trace.call_id for trace in traces] == ["mine", "mine"]
+    for trace in traces:
+        kinds = [event.kind for event in trace.events]
+        assert (kinds[0], kinds[-1]) == ("arrived", "finished")
+        assert sum(e.tokens for e in trace.events if e.kind == "decode") + 1 == trace.generated_tokens == 9
+        assert sum(e.tokens for e in trace.events if e.kind == "prefill") >= 51 - trace.cached_tokens
+        assert trace.queue_s + trace.prefill_s == pytest.approx(trace.ttft_s)
+        assert trace.ttft_s + trace.decode_s == pytest.approx(trace.e2e_s)
+        assert 0 < trace.e2e_s < 60  # found with the answer: the engine had ended it before
+        assert set(trace.rungs) <= {rung.name for rung in pages["buckets"].rungs}
+        assert abs(trace.arrived - pages["overview"].server_time) < 60
+    assert len(listed) > 20
+    assert all(row["call_id"] for row in listed)
+    assert not any("once upon" in str(row) for row in (*listed, *found))
+    assert (off["available"], off["data"], gone.status_code) == (False, [], 404)
+    overview, buckets, experts = pages["overview"], pages["buckets"], pages["experts"]
+    assert overview.now.generation_tokens_s > 0
+    assert overview.promises.num_requests >= overview.promises.num_kept > 0
+    assert sum(rung.hits_span for rung in buckets.rungs) > 0
+    assert (experts.num_layers, experts.num_experts) == (2, 8)
+    assert sum(map(sum, experts.tokens)) > 0
+    assert pages["kv"].levels[0].capacity_bytes > 2**19
+    assert pages["economics"].ledger.total.output_tokens > 0
+    assert overview.data_age_s < 10

@@ -35,6 +35,9 @@ NAMES = [
     "moe_micro_batch_size",
     "moe_ladder_state",
     "moe_config_revision",
+    "moe_slo_requests_total",
+    "moe_slo_kept_total",
+    "moe_slo_missed_total",
 ]
 
 

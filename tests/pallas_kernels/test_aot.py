@@ -9,7 +9,7 @@ import pytest
 from pallas_kernels import aot
 from pallas_kernels.aot_target import missing_wheels
 
-OPS = ("grouped_matmul", "paged_attention")  # prefill_attention's kernel does not compile yet
+OPS = ("grouped_matmul", "paged_attention", "prefill_attention", "router")
 
 
 def test_names_are_unique_and_say_their_op() -> None:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config import EngineConfig, duration_text, parse_config, parse_duration, parse_size
+from runtime.config import EngineConfig, parse_config
+from runtime.config_values import duration_text, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(

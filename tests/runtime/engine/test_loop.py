@@ -232,3 +232,25 @@ def test_a_load_that_fails_is_told():
     assert loop.snapshot().state == "failed"
     with pytest.raises(Unavailable):
         loop.submit([request("x")])
+
+
+def test_the_timeline_of_a_request_and_what_it_says_of_its_promises(loop, inbox):
+    before = settled(loop).promises
+    loop.submit(
+        [request("traced-0", text="once upon a time " * 3)]
+    )  # 51 tokens: two chunks of the rung of 32
+    inbox.wait("traced-0")
+    after = settled(loop)
+    assert after.promises.num_requests == before.num_requests + 1
+    (trace,) = loop.timelines.find(frozenset({"traced"}))
+    kinds = [event.kind for event in trace.events]
+    assert kinds[:3] == ["prefill", "prefill", "first_token"]
+    assert kinds[-1] == "finished"
+    assert set(kinds[3:-1]) == {"decode"}
+    assert sum(e.tokens for e in trace.events if e.kind == "prefill") + trace.num_cached == 51
+    assert sum(e.tokens for e in trace.events if e.kind == "decode") == 11
+    assert trace.first_token_s is not None
+    assert trace.finished_s is not None
+    assert trace.arrival_s < trace.first_token_s < trace.finished_s
+    assert after.phases["decode"].busy_s + after.phases["prefill"].busy_s == pytest.approx(after.busy_s)
+    assert sum(rung.busy_s for rung in after.rungs) == pytest.approx(after.busy_s)

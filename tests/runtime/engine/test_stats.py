@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from runtime.engine.stats import EngineStats, Histogram
+from runtime.engine.stats import EngineStats, Histogram, PhaseTotals, PromiseTotals
 
 
 def test_histogram_bounds_are_inclusive():
@@ -37,3 +37,14 @@ def test_drain_rate_forgets():
     assert stats.drain_rate_tokens_s == 20.0
     now[0] = 100.0
     assert stats.drain_rate_tokens_s == 0.0
+
+
+def test_phases_and_promises_add_up():
+    stats = EngineStats(clock=lambda: 5.0)
+    stats.on_phase("decode", 6, 8, 0.25)
+    stats.on_phase("decode", 5, 8, 0.75)
+    assert stats.phases == {"decode": PhaseTotals(11, 16, 1.0)}
+    stats.on_promises(kept_ttft=True, kept_itl=True)
+    stats.on_promises(kept_ttft=False, kept_itl=True)
+    stats.on_promises(kept_ttft=False, kept_itl=False)
+    assert stats.promises == PromiseTotals(num_requests=3, num_kept=1, num_ttft_missed=2, num_itl_missed=1)

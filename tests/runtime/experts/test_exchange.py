@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.copies import copies_table
 from runtime.experts.exchange import FP8, Exchange, choose_capacity
 from runtime.experts.exchange_kind import ExchangeKind
@@ -17,7 +18,7 @@ from runtime.experts.placement import ExpertPlacement
 from runtime.experts.weights import MoEParams
 
 NUM_EXPERTS, TOP_K, D, F, TOKENS = 6, 3, 16, 8, 24
-OPTIONS = {"top_k": TOP_K, "norm_topk_prob": True, "activation": "silu"}
+OPTIONS = {"routing": RouterSpec(TOP_K, renormalise=True), "activation": "silu"}
 
 
 def layer_inputs(skew: float) -> tuple[MoEParams, jax.Array, jax.Array]:
@@ -33,9 +34,9 @@ def layer_inputs(skew: float) -> tuple[MoEParams, jax.Array, jax.Array]:
 def run(exchange: Exchange, placement: ExpertPlacement, params: MoEParams, x: jax.Array, is_real: jax.Array):
     slots = placement.slot_experts[0]
     placed = MoEParams(
-        params.router, params.w_gate_up[slots], params.w_down[slots], copies_table(placement)[0]
+        params.router, params.w_gate_up[slots], params.w_down[slots], copies=copies_table(placement)[0]
     )
-    weights = MoEParams(P(), P("expert"), P("expert"), P())
+    weights = MoEParams(P(), P("expert"), P("expert"), copies=P())
     mesh = Mesh(np.array(jax.devices()[: placement.num_devices]), ("expert",))
     layer = jax.shard_map(
         partial(moe_layer, exchange=exchange, **OPTIONS),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.layer import moe_layer
 from runtime.experts.router import route
 from runtime.experts.weights import MoEParams
@@ -35,9 +36,10 @@ def test_agrees_with_a_loop_and_skips_padding(num_tokens: int, top_k: int) -> No
     rng = np.random.default_rng(top_k)
     x = rng.standard_normal((num_tokens, ARCH.hidden_size)).astype(np.float32)
     is_real = rng.random(num_tokens) < 0.6
-    layer = jax.jit(partial(moe_layer, top_k=top_k, norm_topk_prob=True, activation="silu"))
+    spec = RouterSpec(top_k, renormalise=True)
+    layer = jax.jit(partial(moe_layer, routing=spec, activation="silu"))
     out, load = layer(params, jnp.asarray(x), jnp.asarray(is_real))
-    routing = route(params.router, jnp.asarray(x), top_k=top_k, norm_topk_prob=True)
+    routing = route(params.router, jnp.asarray(x), jnp.asarray(is_real), spec)
     ids, weights = np.asarray(routing.expert_ids), np.asarray(routing.weights)
     expected = np.where(is_real[:, None], slow_layer(params, x, ids, weights), 0)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
@@ -48,6 +50,6 @@ def test_padding_may_hold_anything() -> None:
     params = init_params(ARCH, jnp.float32, seed=5).layers[0].ffn
     x = jnp.ones((3, ARCH.hidden_size)).at[1].set(jnp.nan)
     is_real = jnp.array([True, False, True])
-    out, load = moe_layer(params, x, is_real, top_k=2, norm_topk_prob=True, activation="silu")
+    out, load = moe_layer(params, x, is_real, routing=RouterSpec(2), activation="silu")
     assert np.isfinite(np.asarray(out)[[0, 2]]).all()
     assert load.tokens.sum() == 4

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.router import route
 
 # One token a row; the router is the identity, so these are the logits.
@@ -11,7 +12,8 @@ LOGITS = np.log(np.array([[1, 2, 3, 4], [8, 1, 1, 6], [1, 5, 2, 2]], np.float32)
 
 
 def route_logits(top_k: int, norm_topk_prob: bool) -> tuple[np.ndarray, np.ndarray]:
-    routing = route(jnp.eye(4), jnp.asarray(LOGITS), top_k=top_k, norm_topk_prob=norm_topk_prob)
+    spec = RouterSpec(top_k, renormalise=norm_topk_prob)
+    routing = route(jnp.eye(4), jnp.asarray(LOGITS), jnp.ones(3, bool), spec)
     return np.asarray(routing.expert_ids), np.asarray(routing.weights)
 
 
@@ -34,3 +36,11 @@ def test_top_one_and_all_experts(rescaled: bool) -> None:
     ids, weights = route_logits(4, rescaled)
     assert np.sort(ids, axis=1).tolist() == [[0, 1, 2, 3]] * 3
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
+
+
+def test_a_bias_steers_the_choice_and_not_the_weight() -> None:
+    spec = RouterSpec(1)
+    routing = route(jnp.eye(4), jnp.asarray(LOGITS), jnp.array([True, True, False]), spec, bias=jnp.eye(4)[2])
+    assert np.asarray(routing.expert_ids).ravel().tolist() == [2, 2, 2]
+    np.testing.assert_allclose(routing.weights.ravel(), [0.3, 1 / 16, 0.2], rtol=1e-5)
+    assert routing.counts.tolist() == [0, 0, 2, 0]
