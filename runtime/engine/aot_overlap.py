@@ -1,6 +1,6 @@
 """Does XLA put the exchange of one micro-batch under the products of the other? Reads its schedule for 8 H200, without one.
 
-    .cache/aot-venv-0.11.2/bin/python -m runtime.ladder.aot_overlap --layers 24 [--whole] [--phase prefill] [--json FILE]
+    .cache/aot-venv-0.11.2/bin/python -m runtime.engine.aot_overlap --layers 24 [--whole] [--phase prefill] [--json FILE]
 
 Compiles a rung of a real model for a mesh of eight GPUs that exist on paper, and looks in the scheduled program which ops
 stand between the start and the end of each all-to-all. Two things it cannot show: how long they take, and what the
@@ -107,11 +107,12 @@ def compile_rung(layers: int, phase: str, is_in_halves: bool) -> str:
     bucket = Bucket(Phase(phase), size, rows, ExchangeKind.ALL_TO_ALL, 2 if is_in_halves else 1)
     state = (a.params, a.pool, a.hidden) if phase == "prefill" else (a.params, a.pool, a.rows, a.sampling)
     with choosing_for_hopper():
-        return compile_for(mesh.mesh, steps.rung(bucket), (*state, steps.abstract_packed(bucket))).as_text()
+        compiled = compile_for(mesh.mesh, steps.rung(bucket), (*state, steps.abstract_packed(bucket)))
+    return compiled.as_text() or ""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m runtime.ladder.aot_overlap")
+    parser = argparse.ArgumentParser(prog="python -m runtime.engine.aot_overlap")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--phase", choices=("prefill", "decode"), default="decode")
     parser.add_argument("--whole", action="store_true", help="one micro-batch, for comparison")

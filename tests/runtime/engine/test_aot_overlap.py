@@ -1,6 +1,6 @@
 """Reading XLA's schedule: what counts as covered, and what only looks so."""
 
-from runtime.ladder.aot_overlap import read_coverage
+from runtime.engine.aot_overlap import read_coverage
 
 HLO = """
 %wrapped (p: bf16[8]) -> bf16[8] {
