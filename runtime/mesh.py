@@ -125,6 +125,11 @@ def make_device_mesh(parallel: ParallelConfig, arch: Architecture) -> DeviceMesh
             f"{shards * tensor} devices, {len(devices)} are present",
             param="parallel.expert_parallel_size",
         )
+    if parallel.exchange == "ragged" and devices[0].platform == "cpu":
+        raise ModelLoadError(
+            "parallel.exchange is ragged, which CPUs do not have; auto, gather and all_to_all are allowed",
+            param="parallel.exchange",
+        )
     grid = np.array(devices[: shards * tensor]).reshape(shards, tensor)
     return DeviceMesh(Mesh(grid, (EXPERT_AXIS, TENSOR_AXIS)), arch)
 

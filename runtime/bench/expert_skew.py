@@ -8,10 +8,10 @@ share the machine's cores, rows and text are real and time is not.
 import json
 import tempfile
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -19,6 +19,10 @@ from safetensors.numpy import save_file
 from runtime.adaptive.decision import DecisionLog
 from runtime.config import EngineConfig, parse_config
 from runtime.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from runtime.engine.engine import CollectedStep
+    from runtime.engine.loop import Loaded
 
 HOT_EXPERTS, HOT_SHARE = 3, 0.8
 LAYERS, EXPERTS, TOP_K, WIDTH, EXPERT_WIDTH, VOCABULARY = 4, 32, 2, 64, 16, 512
@@ -94,22 +98,48 @@ def run_skew(
 
     config = skew_config(num_devices, spare_slots, num_requests)
     loaded = load_engine(config, folder, load_architecture(folder), (), 256)
-    engine, scheduler, mover = loaded.engine, loaded.scheduler, loaded.mover
+    mover = loaded.mover
     assert mover is not None
-    steps = 0
-    balancing = (
-        ExpertBalancing(config, mover, DecisionLog(1024), lambda: float(steps)) if is_balanced else None
-    )
-    rows, flying = [], deque[Any]()
+    rows: list[np.ndarray] = []  # one entry a step, which is a second of the balancer's clock
+    texts: dict[str, tuple[int, ...]] = {}
     expert_tokens = np.zeros((LAYERS, EXPERTS), np.int64)
+    requests = _requests(num_requests, num_tokens)
+    balancing = None
+    if is_balanced:
+        balancing = ExpertBalancing(config, mover, DecisionLog(1024), lambda: float(len(rows)))
+
+    def between() -> None:
+        if balancing is not None:
+            balancing.turn(float(len(rows)), 1.0)
+
+    for collected in drive(loaded, requests, texts, between):
+        rows.append(collected.device_rows)
+        expert_tokens += collected.expert_tokens
+        if balancing is not None:
+            balancing.on_step(collected.expert_tokens, collected.device_rows, 1, 0.1)
+    return SkewRun(
+        np.array(rows), expert_tokens, tuple(texts[r.request_id] for r in requests), mover.num_applied
+    )
+
+
+def drive(
+    loaded: "Loaded",
+    requests: list[Request],
+    texts: dict[str, tuple[int, ...]] | None = None,
+    between: Callable[[], object] = lambda: None,
+) -> Iterator["CollectedStep"]:
+    """Run an engine without its thread: what was read of each launch. `between` is called before each; output ids go to
+    `texts` at the end."""
+    engine, scheduler = loaded.engine, loaded.scheduler
+    flying = deque[Any]()
     try:
-        _wait(engine.adopt_ready_rungs)
+        while not engine.adopt_ready_rungs():
+            pass
         if engine.compiler.first_error:
             raise RuntimeError(f"a rung failed to compile: {engine.compiler.first_error}")
-        sequences = [scheduler.add(request) for request in _requests(num_requests, num_tokens)]
+        sequences = [scheduler.add(request) for request in requests]
         while not scheduler.is_idle:
-            if balancing is not None:
-                balancing.turn(float(steps), 1.0)
+            between()
             plan = scheduler.schedule() if len(flying) < 2 else None
             if plan is not None:
                 flying.append(engine.launch(plan, {}))
@@ -117,14 +147,9 @@ def run_skew(
                 step = flying.popleft()
                 collected = engine.collect(step)
                 scheduler.collect(step.plan, collected.result)
-                rows.append(collected.device_rows)
-                expert_tokens += collected.expert_tokens
-                steps += 1
-                if balancing is not None:
-                    balancing.on_step(collected.expert_tokens, collected.device_rows, 1, 0.1)
-        return SkewRun(
-            np.array(rows), expert_tokens, tuple(tuple(s.output_ids) for s in sequences), mover.num_applied
-        )
+                yield collected
+        if texts is not None:
+            texts |= {s.request_id: tuple(s.output_ids) for s in sequences}
     finally:
         engine.compiler.shutdown()
 
@@ -217,8 +242,3 @@ def _requests(num: int, num_tokens: int) -> list[Request]:
         )
         for i in range(num)
     ]
-
-
-def _wait(is_done: Callable[[], bool]) -> None:
-    while not is_done():
-        pass

@@ -18,6 +18,7 @@ from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus
 from runtime.errors import InvalidRequest
 from runtime.experts.load_predictor import LoadPredictor
+from runtime.experts.placement import ExpertPlacement
 from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan, plan_anew
 from runtime.experts.rebalancing import (
     Reason,
@@ -63,6 +64,7 @@ class ExpertBalancing:
         self._loads: np.ndarray | None = None  # rows of each expert in a step, forecast
         self._imbalance: float | None = None
         self._row_s = PlanConfig().row_s
+        self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
 
     def on_step(
         self, expert_tokens: np.ndarray, device_rows: np.ndarray, num_steps: int, step_s: float
@@ -113,10 +115,12 @@ class ExpertBalancing:
 
     def status(self) -> ExpertStatus:
         placement, mover = self._mover.placement, self._mover
+        if placement is not self._shown[0]:  # thousands of numbers that seldom change
+            self._shown = placement, tuple(map(tuple, placement.slot_experts.tolist()))
         return ExpertStatus(
             num_devices=placement.num_devices,
             slots_per_device=placement.slots_per_device,
-            slot_experts=tuple(map(tuple, placement.slot_experts.tolist())),
+            slot_experts=self._shown[1],
             device_rows=tuple(map(tuple, self._rows.tolist())),
             imbalance=self._imbalance,
             waiting_moves=mover.num_waiting,

@@ -241,6 +241,8 @@ class ShardedScheduler:
     def _bind(self) -> None:
         """Hand sequences of the line, in order, to shards that have a row for them."""
         for sequence in list(self._line):
+            if sum(len(s.sequences) for s in self.shards) >= self._policy.batch_size:
+                return
             shard = max(
                 (s for s in self.shards if _has_room(s, sequence)),
                 key=lambda s: (len(s.pages.match(sequence)[0]), -len(s.sequences)),

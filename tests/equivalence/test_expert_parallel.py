@@ -141,6 +141,7 @@ def random_placement(rng: np.random.Generator, like: ExpertPlacement) -> ExpertP
         ({"expert_parallel_size": 16}, "expert_parallel_size is 16"),
         ({"expert_parallel_size": 8, "tensor_parallel_size": 2}, "needs 16 devices, 8 are present"),
         ({"tensor_parallel_size": 4}, "tensor_parallel_size is 4"),
+        ({"expert_parallel_size": 2, "exchange": "ragged"}, "exchange is ragged"),
         ({"redundant_experts": 2}, "redundant_experts is 2"),
         ({"expert_parallel_size": 2, "redundant_experts": 9}, "redundant_experts is 9; at most 8"),
     ],

@@ -9,6 +9,7 @@ from hypothesis.stateful import initialize, rule
 from runtime.ladder.shard_packing import split_plan
 from runtime.request import Request, SamplingParams
 from runtime.schedule.plan import Phase, StepLimits, StepPlan, StepResult
+from runtime.schedule.policy import SchedulePolicy
 from runtime.schedule.shards import ShardedScheduler
 from tests.runtime.schedule.test_scheduler import add, result_of
 from tests.runtime.schedule.test_scheduler_properties import STOP_ID, FakeDevice, SchedulerMachine
@@ -69,6 +70,16 @@ def test_all_shards_decode_as_many_steps_as_the_one_that_wants_fewest() -> None:
     assert plan is not None
     assert plan.phase is Phase.DECODE
     assert [c.num_tokens for c in plan.chunks] == [1, 1]
+
+
+def test_no_more_run_than_the_batch_size_says() -> None:
+    """Parts are rounded up, the whole is not."""
+    scheduler = make(LIMITS)
+    scheduler.policy = SchedulePolicy(batch_size=1)
+    for name in "abc":
+        add(scheduler, name, 6)
+    assert rows_of(scheduler.schedule()) == {"a": 0}
+    assert (scheduler.num_running, scheduler.num_waiting) == (1, 2)
 
 
 def test_a_shard_without_work_has_no_part() -> None:
