@@ -40,7 +40,10 @@ def test_a_day_of_samples_stays_within_its_bounds_and_adds_up_in_every_ring() ->
         assert len(experts) <= EXPERT_POINTS + 1
         first, last = experts[0], experts[-1]
         assert (last.tokens - first.tokens).tolist() == [
-            [round((last.time_s - first.time_s) / period_s), 3 * round((last.time_s - first.time_s) / period_s)]
+            [
+                round((last.time_s - first.time_s) / period_s),
+                3 * round((last.time_s - first.time_s) / period_s),
+            ]
         ]
 
 
