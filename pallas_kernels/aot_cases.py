@@ -1,4 +1,4 @@
-"""What the ahead-of-time tool compiles: each op's cases.py lists its own as `AOT_CASES`, the server its steps as `AOT_STEPS`."""
+"""What the ahead-of-time tool compiles: an op lists its own in cases.py as AOT_CASES, the server its steps as AOT_STEPS."""
 
 import importlib
 import importlib.util
