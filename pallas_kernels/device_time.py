@@ -132,7 +132,7 @@ def _cupti_s(calls: Sequence[Any]) -> list[float]:
     """Seconds of each call: the sum of its kernels. Raises where CUPTI is not to be had."""
     from jax._src.lib import mosaic_gpu  # noqa: PLC0415 - private, and absent on some platforms
 
-    extension = mosaic_gpu._mosaic_gpu_ext
+    extension = mosaic_gpu._mosaic_gpu_ext  # pyright: ignore[reportPrivateImportUsage]
     jax.block_until_ready(calls[-1]())  # and not the first: it would find its operands in the cache
     extension._cupti_init()
     try:
