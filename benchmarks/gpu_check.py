@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         "--parts", type=_parts, default=(), metavar="A,B", help=f"only these, of {', '.join(SHARES)}"
     )
     parser.add_argument(
-        "--layers", type=_layers, default=12, help="of the engine's model; Qwen3-30B-A3B has 48 (default: 12)"
+        "--layers", type=_layers, default=8, help="of the engine's model; Qwen3-30B-A3B has 48 (default: 8)"
     )
     parser.add_argument(
         "--seed", type=int, default=int.from_bytes(os.urandom(3)), help="of all inputs (default: a new one)"

@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pallas_kernels.autotune", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("op", choices=tuple(OPS))
+    parser.add_argument("op", choices=tuple(name for name, op in OPS.items() if op.has_table))
     parser.add_argument("--only", default="", metavar="TEXT", help="shapes whose name has this text in it")
     parser.add_argument(
         "--seconds", type=_seconds, default=600.0, help="start no shape after so long (default: 600)"

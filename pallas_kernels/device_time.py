@@ -47,9 +47,7 @@ def best_method() -> str:
     try:
         probe = jax.jit(lambda x: x + 1).lower(jnp.zeros(8)).compile()
         is_there = bool(_cupti_s([lambda: probe(jnp.zeros(8))]))
-    except (
-        Exception
-    ):  # no library, no permission, another tool attached: whatever it is, there is another way
+    except Exception:  # no library, no permission, another tool attached: there is another way
         return "chain"
     return "cupti" if is_there else "chain"
 

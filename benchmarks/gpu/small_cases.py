@@ -1,5 +1,7 @@
 """Every named case of every op, tiny and extreme: fresh random inputs, a call of the kernel, a float32 reference."""
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +28,11 @@ from pallas_kernels.prefill_attention import op as prefill_op
 from pallas_kernels.prefill_attention.kernel import prefill_attention_mosaic
 from pallas_kernels.prefill_attention.reference import prefill_attention_reference, row_of_tokens
 
+_IN_OTHER_FILES = {  # ops that a checkout may lack
+    "router": "benchmarks.gpu.router_cases",
+    "quantized_matmul": "benchmarks.gpu.quantized_cases",
+    "mla_attention": "benchmarks.gpu.mla_cases",
+}
 MLP_WIDTHS = (128, 64)  # in place of the cases' own, which are too narrow for the kernel
 
 
@@ -49,6 +56,9 @@ def small_cases(seed: int) -> Iterator[SmallCase]:
     yield from (_mlp(case, seed) for case in MLP_CASES if case.dtype == "bfloat16")
     yield from (_decode(case, seed) for case in decode.CASES)
     yield from (_prefill(case, seed) for case in prefill.CASES)
+    for op, module in _IN_OTHER_FILES.items():
+        if importlib.util.find_spec(f"pallas_kernels.{op}") is not None:
+            yield from importlib.import_module(module).small_cases(seed)
 
 
 def _product(case: ProductCase, seed: int) -> SmallCase:
