@@ -1,6 +1,7 @@
 """Comparisons that must not be lenient, bounds, and real shapes whose candidates all fit."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from pallas_kernels.grouped_matmul.cases import PRODUCTS, Product
 from pallas_kernels.grouped_matmul.tiles import TileConfig
 from pallas_kernels.grouped_matmul.workload import _candidates
+from pallas_kernels.interpret import interpret_params
 from pallas_kernels.paged_attention.kernel import DecodeTiles, choose_decode_tiles, decode_key
-from pallas_kernels.tunable import OPS
+from pallas_kernels.tunable import OPS, shapes_in_turn
+from pallas_kernels.tuning import TileTables
 from pallas_kernels.workload import compare
 
 
@@ -47,14 +50,20 @@ def test_every_candidate_fits_its_product(product: Product) -> None:
         tile.check(product.k, product.outputs, is_gated=product.gate is not None)
 
 
+def test_shapes_take_turns_and_none_is_left_out() -> None:
+    names = [shape.name for _, shape in shapes_in_turn(is_tiny=False)]
+    assert {name.split("/")[0] for name in names[: len(OPS)]} == set(OPS)
+    assert sorted(names) == sorted(shape.name for op in OPS.values() for shape in op.shapes)
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_a_workload_takes_its_own_candidates(op: str) -> None:
     for shape in OPS[op].tiny:
         workload = OPS[op].make(shape, 0)
         assert workload.op == op
         for fields in (None, workload.default, workload.candidates[0]):
-            prepared = workload.prepare(fields, None)
-            assert len({str(link) for link in map(np.asarray, prepared.links)}) > 1
+            prepared = workload.prepare(fields, interpret_params())
+            assert len(prepared.links) > 1
             assert prepared.links[0].dtype == np.int32
         assert workload.expected().shape[0] == prepared.sampled.shape[0]
 
@@ -68,9 +77,7 @@ def test_bytes_and_operations_of_a_product() -> None:
     assert workload.bound_s(1e15, 1e6) == (workload.num_flops / 1e6, "compute")
 
 
-def test_a_table_decides_the_tiles_of_decode_attention(tmp_path) -> None:
-    from pallas_kernels.tuning import TileTables
-
+def test_a_table_decides_the_tiles_of_decode_attention(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     key = decode_key(60, 4, 4000, 128)
     assert key == decode_key(64, 4, 4096, 128)
