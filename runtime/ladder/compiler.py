@@ -191,13 +191,8 @@ class StepCompiler:
         return step
 
     def _lower_rung(self, bucket: Bucket) -> Any:
-        a = self._abstract
-        packed = abstract_packed(bucket, self._shape.pages_per_row)
-        if bucket.phase is Phase.PREFILL:
-            step = jax.jit(partial(prefill_step, self._arch, self._shape, bucket), donate_argnums=(1, 2))
-            return step.lower(a.params, a.pool, a.hidden, packed)
-        step = jax.jit(partial(decode_step, self._arch, self._shape, bucket), donate_argnums=(1, 2, 3))
-        return step.lower(a.params, a.pool, a.rows, a.sampling, packed)
+        step, args = rung_step(self._arch, self._shape, bucket, self._abstract)
+        return step.lower(*args)
 
     def _lower_sampler(self, num_rows: int) -> Any:
         a = self._abstract
@@ -236,6 +231,18 @@ class StepCompiler:
             ("set_mask", lower(set_mask, a.sampling, slots, mask)),
             ("score", self._lower_score),
         ]
+
+
+def rung_step(
+    arch: Architecture, shape: StepShape, bucket: Bucket, abstract: AbstractState
+) -> tuple[Any, tuple[Any, ...]]:
+    """(the jitted step of a rung, its abstract arguments); whatever it replaces is donated."""
+    packed = abstract_packed(bucket, shape.pages_per_row)
+    if bucket.phase is Phase.PREFILL:
+        step = jax.jit(partial(prefill_step, arch, shape, bucket), donate_argnums=(1, 2))
+        return step, (abstract.params, abstract.pool, abstract.hidden, packed)
+    step = jax.jit(partial(decode_step, arch, shape, bucket), donate_argnums=(1, 2, 3))
+    return step, (abstract.params, abstract.pool, abstract.rows, abstract.sampling, packed)
 
 
 def sampler_name(num_rows: int) -> str:
