@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from runtime.adaptive.decision import Decision
 from runtime.config import EngineConfig
 from runtime.engine.change import Applied, ConfigChange
+from runtime.engine.expert_status import ExpertAnswer, ExpertOrder
 from runtime.engine.stats import EngineSnapshot
 from runtime.engine.timelines import Timelines
 from runtime.request import GrammarSpec, Request, TokenEvent
@@ -58,6 +59,11 @@ class EngineHandle(Protocol):
 
     def decision_counts(self) -> dict[tuple[str, str], int]:
         """Decisions since the start by (controller, reason)."""
+        ...
+
+    def order_experts(self, order: ExpertOrder) -> Future[ExpertAnswer]:
+        """Carry out an operator's order about the experts' placement. Raises InvalidRequest, or the future does,
+        where it does not fit; Unavailable while the engine loads."""
         ...
 
     @property

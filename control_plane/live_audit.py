@@ -56,6 +56,14 @@ async def audit_change(
     await _write(audit.append, event, facts)
 
 
+async def audit_order(
+    audit: AuditLog, event: str, author: dict[str, str], order: dict[str, Any], result: str
+) -> None:
+    """A line about an order that is no change of the configuration."""
+    facts = author | {"result": result, "order": _bounded(order)}
+    await _write(audit.append if result == "done" else audit.append_refused, event, facts)
+
+
 async def audit_refusal(
     audit: AuditLog, event: str, who: Who, patch: dict[str, Any], fault: RuntimeFault, current: int
 ) -> None:

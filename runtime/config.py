@@ -144,10 +144,35 @@ class SloConfig(_Section):
 
 
 class ParallelConfig(_Section):
-    """Devices."""
+    """Devices, and how tokens get to the experts that they hold."""
 
-    expert_parallel_size: int = _restart(1, "devices that share the experts", ge=1, le=4096)
+    expert_parallel_size: int = _restart(
+        1, "devices that share the experts; each holds rows and KV pages of its own", ge=1, le=4096
+    )
     tensor_parallel_size: int = _restart(1, "devices that share each product", ge=1, le=4096)
+    redundant_experts: int = _restart(
+        0, "expert slots of a layer beyond its experts, for copies of busy ones", ge=0, le=4096
+    )
+    exchange: Literal["auto", "gather", "all_to_all", "ragged"] = _recompile(
+        "auto", "way of the tokens to their experts; auto: gather for small steps, all_to_all for others"
+    )
+    gather_max_tokens: int = _recompile(
+        64, "tokens of the largest rung that auto lets gather", ge=0, le=1 << 16
+    )
+    capacity_factor: float = _restart(
+        1.5,
+        "room of one round of all_to_all, times an even spread; the rest goes in further rounds",
+        gt=0,
+        le=64,
+    )
+    dispatch_dtype: Literal["model", "bf16", "fp8"] = _restart(
+        "model", "type in which tokens travel to their experts; model: as the weights"
+    )
+    micro_batch_overlap: Literal["off", "auto", "on"] = _restart(
+        "off",
+        "two micro-batches a step; auto: in each rung where a measurement at its warm-up says that it pays",
+    )
+    moves_per_step: int = _live(2, "expert weights moved between two steps at most", ge=1, le=1024)
 
 
 class KvCacheConfig(_Section):
@@ -249,8 +274,6 @@ class EngineConfig(_Section):
     def _refuse_what_is_not_built(self) -> Self:
         """A setting that would be ignored is an error: the operator would believe in it."""
         wanted = {
-            "parallel.expert_parallel_size": (self.parallel.expert_parallel_size, 1),
-            "parallel.tensor_parallel_size": (self.parallel.tensor_parallel_size, 1),
             "kv_cache.kv_cache_external": (self.kv_cache.kv_cache_external, False),
         }
         for name, (value, only) in wanted.items():

@@ -4,9 +4,17 @@ A flag that the environment sets already stays as it is: the operator's word cou
 """
 
 import os
+import re
 
-# Full vectors on CPUs that have AVX-512: 15 % less processor time in products of few rows (docs/moe_on_cpu.md).
-WANTED = {"--xla_cpu_prefer_vector_width": "512"}
+DOT_MERGER = "--xla_gpu_dot_merger_threshold_mb"
+
+WANTED = {
+    # Full vectors on CPUs that have AVX-512: 15 % less processor time in products of few rows (docs/moe_on_cpu.md).
+    "--xla_cpu_prefer_vector_width": "512",
+    # Products of two micro-batches share their weight; XLA would merge them, and both would wait for each other's
+    # exchange (docs/expert_parallel.md).
+    DOT_MERGER: "0",
+}
 
 
 def set_xla_flags() -> None:
@@ -15,3 +23,14 @@ def set_xla_flags() -> None:
     missing = [f"{name}={value}" for name, value in WANTED.items() if name not in present]
     if missing:
         os.environ["XLA_FLAGS"] = " ".join([present, *missing]).strip()
+
+
+def check_overlap_flags() -> None:
+    """Raises ValueError, with flag and value, where micro-batches could not overlap."""
+    found = re.search(rf"{DOT_MERGER}=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    if found is None or found[1] != "0":
+        value = found[1] if found else "not set"
+        raise ValueError(
+            f"XLA_FLAGS: {DOT_MERGER} is {value}; parallel.micro_batch_overlap needs 0, or the products of both "
+            "micro-batches are merged and wait for both exchanges"
+        )

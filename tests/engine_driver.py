@@ -51,7 +51,7 @@ class EngineDriver:
         config = parse_config(sections)
         arch = load_architecture(folder) if folder else from_hf_config(TINY)
         loaded = load_engine(config, folder or Path(), arch, eos_ids, context_limit(config, arch))
-        self.engine, self.scheduler = loaded.engine, loaded.scheduler
+        self.engine, self.scheduler, self.mover = loaded.engine, loaded.scheduler, loaded.mover
         self.engine.set_max_decode_steps(config.ladder.max_decode_steps)
         self.compile_all()
         self.depth = depth

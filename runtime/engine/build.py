@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,26 +18,30 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.backend import choose_backend
 from pallas_kernels.expert_mlp.op import IMPLEMENTATIONS
-from runtime.cache.kv_pool import KVPool, abstract_kv_pool, bytes_per_page, make_kv_pool
+from runtime.cache.kv_pool import bytes_per_page
 from runtime.config import EngineConfig, KvCacheConfig
 from runtime.engine.chat_template import ChatTemplate
-from runtime.engine.engine import Engine, make_device_state
+from runtime.engine.device_arrays import DeviceArrays, start_placement, weight_specs
+from runtime.engine.engine import Engine
+from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.loop import EngineLoop, Loaded
 from runtime.engine.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 from runtime.errors import ModelLoadError
-from runtime.ladder.compiler import AbstractState, StepCompiler, enable_persistent_cache
+from runtime.ladder.compiler import StepCompiler, enable_persistent_cache
 from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.late_compiles import monitor
-from runtime.ladder.step import SCORE_CHUNK, StepShape, abstract_row_state
+from runtime.ladder.mesh_steps import MeshSteps
+from runtime.ladder.step import StepShape
+from runtime.mesh import DeviceMesh, make_device_mesh
 from runtime.model.architecture import Architecture, load_architecture
 from runtime.model.checkpoint import load_params
-from runtime.model.params import Params, abstract_params, init_params
-from runtime.model.sampling import abstract_sampling_state, make_sampling_state
-from runtime.model.spec import to_shape_structs, tree_nbytes
+from runtime.model.params import Params, init_params
+from runtime.model.spec import Place, tree_nbytes
 from runtime.schedule.request_checks import ModelLimits
 from runtime.schedule.scheduler import Scheduler
-from runtime.xla_flags import set_xla_flags
+from runtime.schedule.shards import AnyScheduler, ShardedScheduler
+from runtime.xla_flags import check_overlap_flags, set_xla_flags
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "demo-moe"
 DUMMY_SEED = 0
@@ -69,6 +74,8 @@ class BuiltEngine:
 def build_engine(config: EngineConfig) -> BuiltEngine:
     """Raises ModelLoadError when the folder is not a model that can be served."""
     set_xla_flags()
+    if config.parallel.micro_batch_overlap != "off":
+        check_overlap_flags()
     path = Path(config.model.path) if config.model.path else EMBEDDED_MODEL
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path.name}: no config.json in the model folder")
@@ -123,52 +130,84 @@ def load_engine(
         log.info("products: %s", choose_backend(tuple(IMPLEMENTATIONS)).reason)
         enable_persistent_cache(config.ladder.cache_dir)
         dtype = jnp.bfloat16 if config.model.dtype == "bf16" else jnp.float32
+        mesh = make_device_mesh(config.parallel, arch)
+        num_shards = mesh.num_shards if mesh is not None else 1
         ladder = BucketLadder.from_config(config, max_context)
-        page_size = config.kv_cache.page_size
-        shape = StepShape(
-            num_slots=config.ladder.row_slots or config.batch_processing.max_batch_size,
-            page_size=page_size,
-            pages_per_row=-(-max_context // page_size),
-            max_prefill_tokens=max(ladder.prefill[-1].tokens, config.ladder.max_prefill_tokens),
-        )
-        num_pages = count_pages(config.kv_cache, arch, shape, dtype)
+        shape = _shard_shape(config, ladder, max_context, num_shards)
+        placement = start_placement(config.parallel, arch)
+        specs = weight_specs(arch, dtype, placement)
+        num_pages = count_pages(config.kv_cache, arch, shape, dtype, specs, mesh)
+        arrays = DeviceArrays(arch, shape, num_pages, dtype, mesh, placement)
         compiler = StepCompiler(
             arch,
             shape,
-            abstract_state(arch, shape, num_pages, dtype),
+            arrays.abstract_state(),
             num_workers=config.ladder.compile_workers,
+            mesh_steps=MeshSteps(mesh, shape, config.parallel, arrays.cuts()) if mesh is not None else None,
         )
         compiler.compile(ladder.compile_order())  # compiling and loading share the time
         try:
-            params = _load_weights(config, path, arch, dtype)
-            pool = make_kv_pool(arch, num_pages, page_size, dtype)
-            sampling = make_sampling_state(shape.num_slots, arch.vocab_size)
-            state = make_device_state(arch, params, pool, sampling, shape)
+            state = arrays.make_state(_load_weights(config, path, arch, dtype, arrays.place))
             jax.block_until_ready((state.pool, state.sampling))
         except BaseException:
             compiler.shutdown()
             raise
-    engine = Engine(arch, shape, ladder, compiler, state, eos_ids)
-    scheduler = Scheduler(
+    engine = Engine(arch, shape, ladder, compiler, state, eos_ids, mesh)
+    engine.forces_halves = config.parallel.micro_batch_overlap == "on"
+    scheduler = _make_scheduler(config, engine, num_pages, max_context, eos_ids)
+    return Loaded(engine, scheduler, ExpertMover(engine, placement) if placement is not None else None)
+
+
+def _shard_shape(config: EngineConfig, ladder: BucketLadder, max_context: int, num_shards: int) -> StepShape:
+    """The shape of one shard: an equal part, rounded up, of what the configuration asks of all."""
+    page_size = config.kv_cache.page_size
+    num_slots = config.ladder.row_slots or config.batch_processing.max_batch_size
+    max_tokens = max(ladder.prefill[-1].tokens, config.ladder.max_prefill_tokens)
+    return StepShape(
+        num_slots=-(-num_slots // num_shards),
         page_size=page_size,
-        num_pages=num_pages,
-        num_rows=shape.num_slots,
-        max_context=max_context,
-        enable_prefix_cache=config.kv_cache.enable_prefix_cache,
-        limits=engine.limits,
-        eos_token_ids=frozenset(eos_ids),
+        pages_per_row=-(-max_context // page_size),
+        max_prefill_tokens=-(-max_tokens // num_shards),
     )
-    return Loaded(engine, scheduler)
 
 
-def count_pages(kv: KvCacheConfig, arch: Architecture, shape: StepShape, dtype: DTypeLike) -> int:
-    """Pages that the budget holds; never more than twice what all rows need at full context.
+def _make_scheduler(
+    config: EngineConfig, engine: Engine, num_pages: int, max_context: int, eos_ids: tuple[int, ...]
+) -> AnyScheduler:
+    settings: dict[str, Any] = {
+        "page_size": engine.shape.page_size,
+        "num_pages": num_pages,
+        "num_rows": engine.shape.num_slots,
+        "max_context": max_context,
+        "enable_prefix_cache": config.kv_cache.enable_prefix_cache,
+        "limits": engine.limits,
+        "eos_token_ids": frozenset(eos_ids),
+    }
+    if engine.num_shards == 1:
+        return Scheduler(**settings)
+    return ShardedScheduler(engine.num_shards, **settings)
 
-    Raises ModelLoadError when the budget does not hold one request of full length.
+
+def count_pages(
+    kv: KvCacheConfig,
+    arch: Architecture,
+    shape: StepShape,
+    dtype: DTypeLike,
+    specs: Params,
+    mesh: DeviceMesh | None = None,
+) -> int:
+    """Pages that the budget of one device holds; never more than twice what its rows need at full context.
+
+    specs: all weights. Raises ModelLoadError when the budget does not hold one request of full length.
     """
-    page_bytes = bytes_per_page(arch, shape.page_size, dtype)
-    weights = tree_nbytes(abstract_params(arch, dtype))
-    budget = kv.kv_cache_size.of(max(0, device_memory_bytes() - weights))
+    memory, page_bytes = device_memory_bytes(), bytes_per_page(arch, shape.page_size, dtype)
+    if mesh is None:
+        weights = tree_nbytes(specs)
+    else:
+        weights, page_bytes = mesh.part_nbytes(specs), page_bytes // mesh.num_tensor
+        if jax.default_backend() == "cpu":  # virtual devices share the machine's memory
+            memory //= mesh.num_shards * mesh.num_tensor
+    budget = kv.kv_cache_size.of(max(0, memory - weights))
     useful = 2 * shape.num_slots * shape.pages_per_row
     num_pages = min(budget // page_bytes, useful) + 1  # and the dummy page
     if num_pages <= shape.pages_per_row:
@@ -193,16 +232,9 @@ def device_memory_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def abstract_state(arch: Architecture, shape: StepShape, num_pages: int, dtype: DTypeLike) -> AbstractState:
-    """Shapes of everything that a step takes, before any of it exists."""
-    params: Params = to_shape_structs(abstract_params(arch, dtype))
-    pool: KVPool = to_shape_structs(abstract_kv_pool(arch, num_pages, shape.page_size, dtype))
-    hidden = jax.ShapeDtypeStruct((shape.max_prefill_tokens + SCORE_CHUNK, arch.hidden_size), dtype)
-    sampling = abstract_sampling_state(shape.num_slots, arch.vocab_size)
-    return AbstractState(params, pool, abstract_row_state(shape), sampling, hidden)
-
-
-def _load_weights(config: EngineConfig, path: Path, arch: Architecture, dtype: DTypeLike) -> Params:
+def _load_weights(
+    config: EngineConfig, path: Path, arch: Architecture, dtype: DTypeLike, place: Place
+) -> Params:
     if config.model.load_format == "dummy":
-        return init_params(arch, dtype, DUMMY_SEED)
-    return load_params(path, arch, dtype)
+        return init_params(arch, dtype, DUMMY_SEED, place)
+    return load_params(path, arch, dtype, place=place)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from runtime.config import EngineConfig
 from runtime.engine.change import Applied
+from runtime.engine.expert_status import ExpertAnswer, ExpertOrder
 from runtime.request import Request
 
 
@@ -40,8 +41,16 @@ class Configure:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveExperts:
+    """Carry out an operator's order about the experts' placement; the future ends with the answer."""
+
+    order: ExpertOrder
+    done: Future[ExpertAnswer]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread; what still runs ends with an error event."""
 
 
-type Command = Submit | Abort | Call | Configure | Stop
+type Command = Submit | Abort | Call | Configure | MoveExperts | Stop

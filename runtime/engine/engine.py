@@ -6,25 +6,33 @@ launch replaces is donated, so the arrays held here are always the newest.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from runtime.cache.kv_pool import KVPool
-from runtime.ladder.batch import DECODE_HEADER, aligned_tokens, pack, packed_len
+from runtime.engine.expert_status import OverlapChoice
+from runtime.engine.score_reading import PromptScores, ScoreChunk, read_logprobs, read_scores
+from runtime.experts.layer import ExpertLoad
+from runtime.experts.placement import Move
+from runtime.experts.weights import MoEParams
+from runtime.ladder.batch import DECODE_HEADER, pack, packed_len
 from runtime.ladder.bucket import Bucket
-from runtime.ladder.compiler import StepCompiler, sampler_name
+from runtime.ladder.compiler import MOVE_EXPERT, StepCompiler, sampler_name
 from runtime.ladder.ladder import BucketLadder
+from runtime.ladder.shard_packing import columns_of, pack_shards, rung_size, split_plan
 from runtime.ladder.step import SCORE_CHUNK, RowState, StepOutput, StepShape
+from runtime.mesh import DeviceMesh
 from runtime.model.architecture import Architecture
-from runtime.model.params import Params
+from runtime.model.params import Params, with_copies
 from runtime.model.sampling import SamplingState, pack_row
 from runtime.request import TokenLogprob
 from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
-from runtime.schedule.sequence import Sequence
+
+MEASURED_TURNS = 3
+MIN_OVERLAP_GAIN = 0.02  # less is noise
 
 
 @dataclass(slots=True)
@@ -39,25 +47,6 @@ class DeviceState:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreChunk:
-    """Prompt log probabilities in flight: `num` targets of one sequence, first target at position `first`."""
-
-    sequence: Sequence
-    first: int
-    targets: np.ndarray
-    outputs: tuple[jax.Array, jax.Array, jax.Array]
-    num: int
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Log probabilities of consecutive prompt tokens, the first of them at position `first`."""
-
-    first: int
-    logprobs: tuple[TokenLogprob, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class InFlightStep:
     """A launch whose tokens have not been read."""
 
@@ -65,8 +54,14 @@ class InFlightStep:
     bucket: Bucket
     output: StepOutput | None  # None: no chunk of the prefill ends, nothing is sampled
     scores: tuple[ScoreChunk, ...]
-    expert_tokens: jax.Array  # [L, E], this launch alone
+    load: ExpertLoad  # of this launch alone
     launched_s: float
+    columns: tuple[int, ...] = ()  # place of each chunk among the output's rows
+
+    @property
+    def expert_tokens(self) -> jax.Array:
+        """Tokens by layer and logical expert, [L, E]."""
+        return self.load.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +73,9 @@ class CollectedStep:
     expert_tokens: np.ndarray  # [L, E]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     prompt_logprobs: Mapping[str, PromptScores] = field(default_factory=dict)
+    device_rows: np.ndarray = field(
+        default_factory=lambda: np.zeros((0, 0), np.int32)
+    )  # [L, devices], experts' rows
 
 
 class Engine:
@@ -91,13 +89,24 @@ class Engine:
         compiler: StepCompiler,
         state: DeviceState,
         eos_ids: tuple[int, ...],
+        mesh: DeviceMesh | None = None,
     ) -> None:
+        """shape: of one shard. mesh: of several devices, which the compiled functions are for."""
+        self.mesh = mesh
         self.arch, self.shape, self.ladder, self.compiler = arch, shape, ladder, compiler
         self._state = state
         self._eos_ids = eos_ids
         self._max_decode_steps = 1
         self._warm: set[Bucket] = set()
         self._only_decode_rows: int | None = None
+        self._forms: dict[Bucket, Bucket] = {}  # rungs that run as two micro-batches
+        self.overlap: dict[str, OverlapChoice] = {}  # by rung
+        self.forces_halves = False
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of rows and pages, each on devices of its own."""
+        return self.mesh.num_shards if self.mesh is not None else 1
 
     def set_max_decode_steps(self, steps: int) -> None:
         self._max_decode_steps = steps
@@ -126,13 +135,23 @@ class Engine:
 
     @property
     def num_pages(self) -> int:
-        """Pages of the pool, the dummy page included."""
-        return self._state.pool.num_pages
+        """Pages that requests can hold, and a dummy page."""
+        return self._state.pool.num_pages - self.num_shards + 1
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers."""
         return self._state.pool.nbytes // self._state.pool.num_pages
+
+    @property
+    def num_row_slots(self) -> int:
+        """Rows that the device has room for, over all shards."""
+        return self.num_shards * self.shape.num_slots
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        """Tokens of the widest prefill rung that the arrays have room for, over all shards."""
+        return self.num_shards * self.shape.max_prefill_tokens
 
     @property
     def can_serve(self) -> bool:
@@ -151,7 +170,23 @@ class Engine:
     def adopt(self, bucket: Bucket) -> None:
         """Warm up a compiled rung, of this ladder or of the next one."""
         self.warm_up(bucket)
+        if (halves := self.compiler.in_halves(bucket)) is not None:
+            self._choose_form(bucket, halves)
         self._warm.add(bucket)
+
+    def _choose_form(self, bucket: Bucket, halves: Bucket) -> None:
+        """Whole or as two micro-batches: what is faster on this machine, in turns, judged by the fastest of each."""
+        self.warm_up(halves)
+        times: dict[Bucket, list[float]] = {bucket: [], halves: []}
+        for form in (bucket, halves) * MEASURED_TURNS:
+            start = time.monotonic()
+            self.warm_up(form)
+            times[form].append(time.monotonic() - start)
+        whole_s, halves_s = min(times[bucket]), min(times[halves])
+        is_used = self.forces_halves or halves_s < whole_s * (1 - MIN_OVERLAP_GAIN)
+        self.overlap[bucket.name] = OverlapChoice(bucket.name, whole_s, halves_s, is_used)
+        if is_used:
+            self._forms[bucket] = halves
 
     def is_warm(self, bucket: Bucket) -> bool:
         return bucket in self._warm
@@ -176,41 +211,82 @@ class Engine:
 
     def launch(self, plan: StepPlan, masks: Mapping[int, np.ndarray]) -> InFlightStep:
         """Start a step. `masks` holds the grammar bit mask of each row in the plan that has one."""
-        is_prefill = plan.phase is Phase.PREFILL
-        tokens = aligned_tokens(plan, self.shape.page_size) if is_prefill else len(plan.chunks)
-        bucket = self.ladder.pick(plan.phase, tokens, len(plan.chunks), self._is_usable)
+        parts = self._parts(plan)
+        bucket = self.ladder.pick(plan.phase, *rung_size(parts, self.shape.page_size), self._is_usable)
         for chunk in plan.chunks:
             if chunk.is_new_row:
                 self._write_row(chunk)
         for row, mask in masks.items():
             self._state.sampling = self.compiler.call(
-                "set_mask", self._state.sampling, np.array([row], np.int32), mask.reshape(1, -1)
+                "set_mask", self._state.sampling, self._slot_of(row)[..., None], mask.reshape(1, -1)
             )
-        packed = pack(
-            plan,
-            bucket,
-            page_size=self.shape.page_size,
-            pages_per_row=self.shape.pages_per_row,
-            dummy_slot=self.shape.dummy_slot,
-        )
+        sizes = {"page_size": self.shape.page_size, "pages_per_row": self.shape.pages_per_row}
+        if self.mesh is None:
+            packed = pack(plan, bucket, dummy_slot=self.shape.dummy_slot, **sizes)
+        else:
+            packed = pack_shards(parts, bucket, num_slots=self.shape.num_slots, **sizes)
         return self._run(plan, bucket, packed)
+
+    def demand(self, plan: StepPlan) -> tuple[int, int]:
+        """(tokens, rows) that a rung must cover to take the plan."""
+        return rung_size(self._parts(plan), self.shape.page_size)
+
+    def _parts(self, plan: StepPlan) -> list[StepPlan]:
+        return [plan] if self.num_shards == 1 else split_plan(plan, self.num_shards, self.shape.num_slots)
+
+    def _slot_of(self, row: int) -> np.ndarray:
+        """The row as the compiled writes take it: with several shards, one number each."""
+        if self.mesh is None:
+            return np.array(row, np.int32)
+        shard, slot = divmod(row, self.shape.num_slots)
+        slots = np.full(self.num_shards, self.shape.dummy_slot, np.int32)
+        slots[shard] = slot
+        return slots
 
     def collect(self, step: InFlightStep) -> CollectedStep:
         """Wait for a launch and read its tokens."""
-        plan, counts = step.plan, np.asarray(step.expert_tokens)
-        scores = _read_scores(step.scores)
+        plan, counts, rows = step.plan, np.asarray(step.load.tokens), np.asarray(step.load.rows)
+        scores = read_scores(step.scores)
         if step.output is None:
             nothing = tuple(() for _ in plan.chunks)
-            return CollectedStep(StepResult(nothing), 1, counts, nothing, scores)
+            return CollectedStep(StepResult(nothing), 1, counts, nothing, scores, rows)
         ids, produced = np.asarray(step.output.tokens)  # [K, B] each
-        tokens = tuple(tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in range(len(plan.chunks)))
+        tokens = tuple(tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in step.columns)
         num_steps = int(produced.any(axis=1).sum())
-        return CollectedStep(StepResult(tokens), num_steps, counts, self._read_logprobs(step, tokens), scores)
+        logprobs = read_logprobs(step.plan, step.output, step.columns, tokens)
+        return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows)
+
+    def move_expert(self, move: Move) -> None:
+        """Copy an expert's weights to another slot, in place; the tables of copies are `set_copies`'s business."""
+        layers = list(self._state.params.layers)
+        ffn = layers[move.layer].ffn
+        if not isinstance(ffn, MoEParams):
+            raise ValueError(f"layer {move.layer} has no experts")
+        numbers = np.int32(move.from_slot), np.int32(move.to_slot), np.bool_(move.is_exchange)
+        gate_up, down = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, *numbers)
+        layers[move.layer] = replace(layers[move.layer], ffn=replace(ffn, w_gate_up=gate_up, w_down=down))
+        self._state.params = replace(self._state.params, layers=tuple(layers))
+
+    def measure_move(self) -> float:
+        """Seconds that the copy of one expert takes, after a first one: warm-up and price in one."""
+        experts = (i for i, layer in enumerate(self._state.params.layers) if isinstance(layer.ffn, MoEParams))
+        layer = next(experts)
+        for _ in range(2):
+            start = time.monotonic()
+            self.move_expert(Move(layer, 0, 0, 0))  # slot 0 over itself
+            jax.block_until_ready(self._state.params.layers[layer].ffn.w_down)
+        return time.monotonic() - start
+
+    def set_copies(self, layer: int, table: np.ndarray) -> None:
+        """Which slot each row takes for each expert of a layer, [E, R]; holds from the next launch on."""
+        assert self.mesh is not None
+        self._state.params = with_copies(self._state.params, layer, self.mesh.put(table))
 
     def warm_up(self, bucket: Bucket) -> None:
         """Run a rung once on the dummy page and row: code and weights are touched before traffic."""
-        packed = np.zeros(packed_len(bucket, self.shape.pages_per_row), np.int32)
-        t, r = bucket.tokens, bucket.rows
+        share = bucket.share(self.num_shards)
+        packed = np.zeros(packed_len(share, self.shape.pages_per_row), np.int32)
+        t, r = share.tokens, share.rows
         if bucket.phase is Phase.PREFILL:
             packed[:t] = np.arange(t) * 7919 % self.arch.vocab_size  # spread over experts
             fields = packed[t : t + 5 * r].reshape(5, r)
@@ -219,29 +295,30 @@ class Engine:
         else:
             packed[1] = 1  # one step in which every row is active
             packed[DECODE_HEADER : DECODE_HEADER + r] = self.shape.dummy_slot
-        jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).expert_tokens)
+        if self.mesh is not None:
+            packed = np.tile(packed, (self.num_shards, 1))
+        jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).load)
 
     def _run(self, plan: StepPlan, bucket: Bucket, packed: np.ndarray) -> InFlightStep:
-        s, launched = self._state, time.monotonic()
+        s, launched, form = self._state, time.monotonic(), self._forms.get(bucket, bucket)
+        columns = columns_of(plan, bucket, self.num_shards, self.shape.num_slots)
         if bucket.phase is Phase.DECODE:
-            s.pool, s.rows, s.sampling, output, counts = self.compiler.call(
-                bucket.name, s.params, s.pool, s.rows, s.sampling, packed
+            s.pool, s.rows, s.sampling, output, load = self.compiler.call(
+                form.name, s.params, s.pool, s.rows, s.sampling, packed
             )
-            return InFlightStep(plan, bucket, output, (), counts, launched)
-        s.pool, s.hidden, prefilled, counts = self.compiler.call(
-            bucket.name, s.params, s.pool, s.hidden, packed
-        )
+            return InFlightStep(plan, bucket, output, (), load, launched, columns)
+        s.pool, s.hidden, prefilled, load = self.compiler.call(form.name, s.params, s.pool, s.hidden, packed)
         scores, output = self._launch_scores(plan), None
         if not plan.chunks or any(c.samples for c in plan.chunks):  # the warm-up has no chunks
             s.rows, s.sampling, output = self.compiler.call(
                 sampler_name(bucket.rows), s.rows, s.sampling, prefilled
             )
-        return InFlightStep(plan, bucket, output, scores, counts, launched)
+        return InFlightStep(plan, bucket, output, scores, load, launched, columns)
 
     def _write_row(self, chunk: ScheduledChunk) -> None:
         sequence, s = chunk.sequence, self._state
         params = sequence.request.params
-        slot = np.int32(chunk.row)
+        slot = self._slot_of(chunk.row)
         num_known = len(sequence.output_ids)
         s.rows = self.compiler.call("start_row", s.rows, slot, np.int32(params.max_tokens - num_known))
         record = pack_row(
@@ -264,71 +341,27 @@ class Engine:
 
     def _launch_scores(self, plan: StepPlan) -> tuple[ScoreChunk, ...]:
         scores: list[ScoreChunk] = []
-        offset = 0
-        for chunk in plan.chunks:
-            prompt = chunk.sequence.request.prompt_ids
-            if chunk.sequence.request.params.prompt_logprobs is not None:
-                end = min(chunk.start + chunk.num_tokens, len(prompt) - 1)
-                for start in range(chunk.start, end, SCORE_CHUNK):
-                    num = min(SCORE_CHUNK, end - start)
-                    targets = np.zeros(SCORE_CHUNK, np.int32)
-                    targets[:num] = prompt[start + 1 : start + 1 + num]
-                    where = np.int32(offset + start - chunk.start)
-                    outputs = self.compiler.call(
-                        "score", self._state.params, self._state.hidden, where, targets
-                    )
-                    scores.append(ScoreChunk(chunk.sequence, start + 1, targets, outputs, num))
-            offset += -(-chunk.num_tokens // self.shape.page_size) * self.shape.page_size
+        for shard, part in enumerate(self._parts(plan)):
+            offset = 0
+            for chunk in part.chunks:
+                if chunk.sequence.request.params.prompt_logprobs is not None:
+                    scores += self._score_chunk(chunk, offset - chunk.start, shard)
+                offset += -(-chunk.num_tokens // self.shape.page_size) * self.shape.page_size
         return tuple(scores)
 
-    def _read_logprobs(
-        self, step: InFlightStep, tokens: tuple[tuple[int, ...], ...]
-    ) -> tuple[tuple[TokenLogprob, ...], ...]:
-        wanted = [c.sequence.request.params.logprobs for c in step.plan.chunks]
-        if step.output is None or all(w is None for w in wanted):
-            return tuple(() for _ in wanted)
-        chosen, top_ids, top = (np.asarray(a) for a in step.output.logprobs)
-        return tuple(
-            ()
-            if num is None
-            else tuple(
-                _token_logprob(token, chosen[k, i], top_ids[k, i, :num], top[k, i, :num])
-                for k, token in enumerate(tokens[i])
+    def _score_chunk(self, chunk: ScheduledChunk, shift: int, shard: int) -> list[ScoreChunk]:
+        """Position p of the chunk's sequence stands at p + shift of its shard's hidden states."""
+        prompt, scores = chunk.sequence.request.prompt_ids, []
+        end = min(chunk.start + chunk.num_tokens, len(prompt) - 1)
+        for start in range(chunk.start, end, SCORE_CHUNK):
+            num = min(SCORE_CHUNK, end - start)
+            targets = np.zeros(SCORE_CHUNK, np.int32)
+            targets[:num] = prompt[start + 1 : start + 1 + num]
+            where = (
+                np.full(self.num_shards, start + shift, np.int32)
+                if self.mesh is not None
+                else np.int32(start + shift)
             )
-            for i, num in enumerate(wanted)
-        )
-
-
-def make_device_state(
-    arch: Architecture, params: Params, pool: KVPool, sampling: SamplingState, shape: StepShape
-) -> DeviceState:
-    """Zeroed row state and scratch beside the given weights and pool."""
-    slots = shape.num_slots + 1
-    rows = RowState(
-        token=jnp.zeros(slots, jnp.int32),
-        position=jnp.zeros(slots, jnp.int32),
-        budget=jnp.zeros(slots, jnp.int32),
-        is_done=jnp.zeros(slots, jnp.bool_),
-    )
-    dtype = params.embedding.dtype
-    hidden = jnp.zeros((shape.max_prefill_tokens + SCORE_CHUNK, arch.hidden_size), dtype)
-    return DeviceState(params, pool, rows, sampling, hidden)
-
-
-def _read_scores(scores: tuple[ScoreChunk, ...]) -> dict[str, PromptScores]:
-    read: dict[str, PromptScores] = {}
-    for score in scores:
-        num_top = score.sequence.request.params.prompt_logprobs or 0
-        chosen, top_ids, top = (np.asarray(a) for a in score.outputs)
-        news = tuple(
-            _token_logprob(int(score.targets[i]), chosen[i], top_ids[i, :num_top], top[i, :num_top])
-            for i in range(score.num)
-        )
-        before = read.get(score.sequence.request_id, PromptScores(score.first, ()))
-        read[score.sequence.request_id] = PromptScores(before.first, before.logprobs + news)
-    return read
-
-
-def _token_logprob(token: int, chosen: np.floating, top_ids: np.ndarray, top: np.ndarray) -> TokenLogprob:
-    pairs = tuple((int(i), float(p)) for i, p in zip(top_ids, top, strict=True))
-    return TokenLogprob(token, float(chosen), pairs)
+            outputs = self.compiler.call("score", self._state.params, self._state.hidden, where, targets)
+            scores.append(ScoreChunk(chunk.sequence, start + 1, targets, outputs, num, shard * SCORE_CHUNK))
+        return scores

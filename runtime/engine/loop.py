@@ -17,8 +17,10 @@ from runtime.adaptive.decision import Decision, DecisionLog
 from runtime.config import EngineConfig
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.change import Applied, ConfigChange, LadderChange, LadderState
-from runtime.engine.commands import Abort, Call, Command, Configure, Stop, Submit
+from runtime.engine.commands import Abort, Call, Command, Configure, MoveExperts, Stop, Submit
 from runtime.engine.engine import CollectedStep, Engine, InFlightStep
+from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_status import ExpertAnswer, ExpertOrder
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.reconfigure import plan_change, with_restart_fields_of
 from runtime.engine.request_streams import RequestStreams
@@ -27,13 +29,12 @@ from runtime.engine.stats import EngineSnapshot, EngineStats
 from runtime.engine.steering import Steering, estimate_cost
 from runtime.engine.timelines import Timelines
 from runtime.engine.tokenizer import Tokenizer
-from runtime.errors import Unavailable
-from runtime.ladder.batch import aligned_tokens
+from runtime.errors import InvalidRequest, Unavailable
 from runtime.ladder.late_compiles import monitor
 from runtime.request import Request, TokenEvent
 from runtime.schedule.plan import Phase, StepPlan
 from runtime.schedule.request_checks import ModelLimits
-from runtime.schedule.scheduler import Scheduler
+from runtime.schedule.shards import AnyScheduler
 
 PIPELINE_DEPTH = 2  # launches in flight: step n+1 starts before step n is read
 SNAPSHOT_PERIOD_S = 0.1
@@ -50,7 +51,8 @@ class Loaded:
     """What the loader hands to the loop's thread."""
 
     engine: Engine
-    scheduler: Scheduler
+    scheduler: AnyScheduler
+    mover: ExpertMover | None = None  # where several devices share the experts
 
 
 class EngineLoop:
@@ -164,6 +166,24 @@ class EngineLoop:
             self._commands.put(Configure(config, time.monotonic(), done))
         return done
 
+    def order_experts(self, order: ExpertOrder) -> Future[ExpertAnswer]:
+        """Carry out an operator's order between two steps; moves that it asks for follow, a few a step.
+
+        Raises InvalidRequest on one device; the future does where the order does not fit.
+        """
+        _, steering = self._require_steering()
+        if steering.balancing is None:
+            raise InvalidRequest(
+                "parallel.expert_parallel_size is 1: on one device there is nothing to move",
+                param="rebalance",
+            )
+        done: Future[ExpertAnswer] = Future()
+        with self._life:
+            if self._state != "ready":
+                raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
+            self._commands.put(MoveExperts(order, done))
+        return done
+
     def restrict_rungs(self, decode_rows: int | None) -> None:
         """Use one decode rung only, as a server with a fixed batch size would; None: all (measurements)."""
         loaded, _ = self._require_steering()
@@ -191,7 +211,13 @@ class EngineLoop:
         try:
             self._loaded = loaded = self._load()
             self._steering = Steering(
-                self._config, loaded.engine, loaded.scheduler, self._stats, self.gate, self._decisions
+                self._config,
+                loaded.engine,
+                loaded.scheduler,
+                self._stats,
+                self.gate,
+                self._decisions,
+                mover=loaded.mover,
             )
             self._serve(loaded, self._steering)
         except BaseException as error:  # a panic of a library in Rust is no Exception
@@ -230,7 +256,7 @@ class EngineLoop:
             if is_idle or time.monotonic() - self._snapshot_s > SNAPSHOT_PERIOD_S:
                 self._take_snapshot()
 
-    def _take_commands(self, scheduler: Scheduler, wait_s: float) -> bool:
+    def _take_commands(self, scheduler: AnyScheduler, wait_s: float) -> bool:
         """Handle what is queued, waiting a little when there is nothing else to do; False when told to stop."""
         while True:
             try:
@@ -250,6 +276,8 @@ class EngineLoop:
                         log.exception("a call between two steps failed")
                 case Configure():
                     self._configure(command)
+                case MoveExperts():
+                    self._move_experts(command)
                 case Stop():
                     return False
 
@@ -264,17 +292,25 @@ class EngineLoop:
         self._take_snapshot()
         command.done.set_result(Applied(self._stats.num_steps, time.monotonic() - command.ordered_s, change))
 
+    def _move_experts(self, command: MoveExperts) -> None:
+        _, steering = self._require_steering()
+        assert steering.balancing is not None
+        try:
+            command.done.set_result(steering.balancing.carry_out(command.order))
+        except Exception as error:
+            command.done.set_exception(error)
+
     def _observe_as(self, config: EngineConfig) -> None:
         """What the configuration says about watching requests."""
         self._streams.slo = config.slo
         self.timelines.switch(config.console.request_timeline)
 
-    def _schedule(self, scheduler: Scheduler) -> StepPlan | None:
+    def _schedule(self, scheduler: AnyScheduler) -> StepPlan | None:
         plan = scheduler.schedule()
         self.timelines.on_preemptions(scheduler.num_preemptions, time.monotonic())
         return plan
 
-    def _check_integrity(self, scheduler: Scheduler) -> None:
+    def _check_integrity(self, scheduler: AnyScheduler) -> None:
         """Each time the work runs out. A mistake in the books is told, and serving goes on."""
         try:
             scheduler.check_integrity()
@@ -287,7 +323,7 @@ class EngineLoop:
         self._stats.host_step_s.observe(time.monotonic() - start)
         return step
 
-    def _collect(self, engine: Engine, scheduler: Scheduler) -> None:
+    def _collect(self, engine: Engine, scheduler: AnyScheduler) -> None:
         step = self._in_flight.popleft()
         collected = engine.collect(step)
         now = time.monotonic()
@@ -304,19 +340,24 @@ class EngineLoop:
         busy_s = now - max(step.launched_s, self._device_free_s)
         self._device_free_s = now
         phase, num_steps = step.plan.phase, max(1, collected.num_steps)
+        assert self._loaded is not None
+        size, _ = self._loaded.engine.demand(step.plan)
         if phase is Phase.PREFILL:
             real, computed = step.plan.num_tokens, step.bucket.tokens
-            assert self._loaded is not None
-            size = aligned_tokens(step.plan, self._loaded.engine.shape.page_size)
         else:
             real = sum(map(len, collected.result.token_ids))
-            computed, size = step.bucket.tokens * collected.num_steps, len(step.plan.chunks)
+            computed = step.bucket.tokens * collected.num_steps
         self._stats.on_step(step.bucket.name, real, computed, busy_s, num_steps)
         self._stats.on_phase(phase.value, real, computed, busy_s)
         self._stats.on_demand(phase.value, size, num_steps)
         self._stats.on_experts(collected.expert_tokens)
         if self._steering is not None:
             self._steering.on_step(phase, busy_s / num_steps)
+            if self._steering.balancing is not None:
+                step_s = busy_s / num_steps
+                self._steering.balancing.on_step(
+                    collected.expert_tokens, collected.device_rows, num_steps, step_s
+                )
 
     def _adopt_rungs(self, engine: Engine) -> None:
         if self._all_ready.is_set():
@@ -340,7 +381,7 @@ class EngineLoop:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(command, Configure):
+            if isinstance(command, Configure | MoveExperts):
                 command.done.set_exception(Unavailable(message))
             elif isinstance(command, Submit):
                 events += [self._streams.refuse(request, code, message) for request in command.requests]
@@ -348,7 +389,11 @@ class EngineLoop:
 
     def _take_snapshot(self) -> None:
         change = self._steering.ladder_change if self._steering is not None else NO_CHANGE
-        self._snapshot = take_snapshot(self._stats, self._loaded, self.state, self._error, self.gate, change)
+        balancing = self._steering.balancing if self._steering is not None else None
+        experts = balancing.status() if balancing is not None else None
+        self._snapshot = take_snapshot(
+            self._stats, self._loaded, self.state, self._error, self.gate, change, experts
+        )
         self._snapshot_s = time.monotonic()
 
     def _require_steering(self) -> tuple[Loaded, Steering]:

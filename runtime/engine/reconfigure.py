@@ -25,6 +25,8 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "traffic_prediction.prediction_window": "this version has no forecast",
 }
 
+WITH_SEVERAL_DEVICES = frozenset({"batch_processing.expert_balance_weight"})
+
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
@@ -127,7 +129,8 @@ def _leaves(config: EngineConfig) -> Iterator[tuple[str, tuple[ChangeKind, Any]]
 
 def _warnings(fields: tuple[FieldChange, ...], new: EngineConfig, wanted: BucketLadder) -> Iterator[str]:
     for change in fields:
-        if change.path in WITHOUT_EFFECT:
+        is_shared = new.parallel.expert_parallel_size > 1 and change.path in WITH_SEVERAL_DEVICES
+        if change.path in WITHOUT_EFFECT and not is_shared:
             yield f"{change.path} has no effect: {WITHOUT_EFFECT[change.path]}"
         if change.kind is ChangeKind.RESTART:
             yield f"{change.path} takes effect when the server is started again"

@@ -21,7 +21,7 @@ from runtime.engine.tokenizer import Tokenizer
 from runtime.errors import DeadlineExceeded, RuntimeFault
 from runtime.request import FinishReason, Request, TokenEvent
 from runtime.schedule.plan import StepPlan
-from runtime.schedule.scheduler import Scheduler
+from runtime.schedule.shards import AnyScheduler
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class RequestStreams:
         self._streams: dict[str, Stream] = {}
         self.slo = SloConfig()  # what is promised now; whoever configures the engine replaces it
 
-    def add(self, scheduler: Scheduler, requests: Iterable[Request]) -> list[TokenEvent]:
+    def add(self, scheduler: AnyScheduler, requests: Iterable[Request]) -> list[TokenEvent]:
         """Put requests in line; an event for each that could not be."""
         events: list[TokenEvent] = []
         for request in requests:
@@ -73,7 +73,7 @@ class RequestStreams:
         self._gate.leave(request.request_id)
         return TokenEvent(request.request_id, finish_reason=FinishReason.ERROR, error=f"{code}: {message}")
 
-    def forget(self, scheduler: Scheduler, request_ids: Iterable[str]) -> None:
+    def forget(self, scheduler: AnyScheduler, request_ids: Iterable[str]) -> None:
         """Nobody listens any more; unknown ids are fine."""
         for request_id in request_ids:
             stream = self._streams.pop(request_id, None)
@@ -82,7 +82,7 @@ class RequestStreams:
                 scheduler.abort(request_id)
                 self._on_finish(stream, FinishReason.ABORT)
 
-    def expire(self, scheduler: Scheduler) -> list[TokenEvent]:
+    def expire(self, scheduler: AnyScheduler) -> list[TokenEvent]:
         """End what has waited beyond its deadline."""
         now, events = time.monotonic(), []
         for sequence in scheduler.expire(now):
@@ -113,7 +113,7 @@ class RequestStreams:
         return masks
 
     def take(
-        self, scheduler: Scheduler, plan: StepPlan, collected: CollectedStep, now_s: float
+        self, scheduler: AnyScheduler, plan: StepPlan, collected: CollectedStep, now_s: float
     ) -> list[TokenEvent]:
         """Hand a step's tokens to the scheduler and turn them into text."""
         events: list[TokenEvent] = []

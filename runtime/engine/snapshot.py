@@ -7,10 +7,11 @@ from pallas_kernels.tuning import num_tile_misses
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.change import LadderChange
 from runtime.engine.engine import Engine
+from runtime.engine.expert_status import ExpertStatus
 from runtime.engine.stats import EngineSnapshot, EngineStats, RungCounters, RungSnapshot
 from runtime.ladder.late_compiles import monitor
 from runtime.schedule.policy import SchedulePolicy
-from runtime.schedule.scheduler import Scheduler
+from runtime.schedule.shards import AnyScheduler
 
 
 class LoadedEngine(Protocol):
@@ -19,7 +20,7 @@ class LoadedEngine(Protocol):
     @property
     def engine(self) -> Engine: ...
     @property
-    def scheduler(self) -> Scheduler: ...
+    def scheduler(self) -> AnyScheduler: ...
 
 
 def take_snapshot(
@@ -29,6 +30,7 @@ def take_snapshot(
     error: str,
     gate: AdmissionGate,
     ladder_change: LadderChange,
+    experts: ExpertStatus | None = None,
 ) -> EngineSnapshot:
     """Called by the engine's thread, or before it starts."""
     scheduler = loaded.scheduler if loaded is not None else None
@@ -71,6 +73,7 @@ def take_snapshot(
         ladder_change=ladder_change,
         policy=scheduler.policy if scheduler is not None else SchedulePolicy(),
         demand={phase: dict(sizes) for phase, sizes in stats.demand.items()},
+        experts=experts,
         taken_s=time.monotonic(),
         page_bytes=loaded.engine.page_bytes if loaded is not None else 0,
         phases=dict(stats.phases),

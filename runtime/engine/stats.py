@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.engine.change import LadderChange
+from runtime.engine.expert_status import ExpertStatus
 from runtime.schedule.policy import SchedulePolicy
 
 TTFT_BOUNDS_S = (
@@ -194,6 +195,7 @@ class EngineSnapshot:
     phases: Mapping[str, PhaseTotals] = field(default_factory=dict)
     promises: PromiseTotals = PromiseTotals()
     tile_misses: int = 0  # tiles that no tuning table had, looked up while steps were traced
+    experts: ExpertStatus | None = None  # None on one device
 
 
 @dataclass(slots=True)

@@ -13,8 +13,10 @@ from runtime.adaptive.decision import DecisionLog
 from runtime.adaptive.observation import BELIEVED_FOR_S, MIN_LAUNCHES, Observation, smooth
 from runtime.config import EngineConfig
 from runtime.engine.admission import AdmissionGate
+from runtime.engine.balancing import ExpertBalancing
 from runtime.engine.change import LadderChange
 from runtime.engine.engine import Engine
+from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.ladder_swap import LadderSwap
 from runtime.engine.reconfigure import Envelope, fitting_ladder
 from runtime.engine.stats import EngineStats
@@ -22,7 +24,7 @@ from runtime.ladder.bucket import Bucket
 from runtime.ladder.learned import RungCost
 from runtime.schedule.plan import Phase
 from runtime.schedule.policy import limit_burst
-from runtime.schedule.scheduler import Scheduler
+from runtime.schedule.shards import AnyScheduler
 
 
 class Steering:
@@ -32,13 +34,15 @@ class Steering:
         self,
         config: EngineConfig,
         engine: Engine,
-        scheduler: Scheduler,
+        scheduler: AnyScheduler,
         stats: EngineStats,
         gate: AdmissionGate,
         decisions: DecisionLog,
         clock: Callable[[], float] = time.monotonic,
+        mover: ExpertMover | None = None,
     ) -> None:
         self.config = config
+        self.balancing = ExpertBalancing(config, mover, decisions, clock) if mover is not None else None
         self._engine, self._scheduler, self._stats, self._gate = engine, scheduler, stats, gate
         self._clock = clock
         self._controller = Controller(config, decisions, clock)
@@ -55,8 +59,8 @@ class Steering:
 
     @property
     def envelope(self) -> Envelope:
-        shape = self._engine.shape
-        return Envelope(shape.num_slots, shape.max_prefill_tokens, self._scheduler.max_context)
+        engine = self._engine
+        return Envelope(engine.num_row_slots, engine.max_prefill_tokens, self._scheduler.max_context)
 
     def configure(self, config: EngineConfig) -> LadderChange:
         """Take over `config`, whose `restart` fields are those of now; what it needs compiled is ordered.
@@ -71,6 +75,8 @@ class Steering:
     def turn(self, now_s: float) -> None:
         """Between two steps: adopt a rung of the next ladder, let the controllers look."""
         self._swap.turn()
+        if self.balancing is not None:
+            self.balancing.turn(now_s, self._step_share(now_s))
         if not self._controller.is_due(now_s):
             return
         # An idle engine gives nothing to decide about waiting: one look a window of the batch size is enough.
@@ -88,6 +94,15 @@ class Steering:
         self._decode_step_s = smooth(self._decode_step_s, step_s)
         self._decoded_s = self._clock()
         self._limit_burst()
+
+    def _step_share(self, now_s: float) -> float | None:
+        """A decode step's part of the target between tokens, if one was measured of late."""
+        is_fresh = now_s - self._decoded_s <= self.config.controller.stale_after
+        return (
+            self._decode_step_s / self.config.slo.itl
+            if self._decode_step_s is not None and is_fresh
+            else None
+        )
 
     def observe(self, now_s: float) -> Observation:
         """What the controllers may know."""
@@ -111,6 +126,7 @@ class Steering:
             prefill_rungs=tuple(b.tokens for b in engine.usable(Phase.PREFILL)),
             decode_step_s_by_rows={b.rows: t for b, t in self._measured(Phase.DECODE, now_s)},
             prefill_step_s_by_tokens={b.tokens: t for b, t in self._measured(Phase.PREFILL, now_s)},
+            expert_load=self.balancing.load(self._step_share(now_s)) if self.balancing is not None else None,
         )
 
     def _measured(self, phase: Phase, now_s: float) -> Iterator[tuple[Bucket, float]]:
@@ -124,6 +140,8 @@ class Steering:
 
     def _put_in_force(self, config: EngineConfig) -> None:
         self._looked_s = -math.inf
+        if self.balancing is not None:
+            self.balancing.config = config
         self._controller.set_config(config)
         self._scheduler.policy = self._controller.policy
         self._scheduler.set_prefix_cache(config.kv_cache.enable_prefix_cache)

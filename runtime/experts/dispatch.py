@@ -32,10 +32,14 @@ class Dispatch:
 
 def plan_dispatch(expert_ids: Int[Array, "T k"], is_real: Bool[Array, " T"], num_experts: int) -> Dispatch:
     """Sorts pairs by expert, within an expert by token; pairs of padding tokens go past the end."""
-    num_pairs = expert_ids.size
+    return plan_pairs(jnp.where(is_real[:, None], expert_ids, num_experts).reshape(-1), num_experts)
+
+
+def plan_pairs(experts: Int[Array, " N"], num_experts: int) -> Dispatch:
+    """The same from the expert of each pair; `num_experts` stands for none."""
+    num_pairs = experts.size
     if (num_experts + 1) * num_pairs >= 2**31:
         raise ValueError(f"{num_pairs} pairs times {num_experts} experts do not fit the 32-bit sort key")
-    experts = jnp.where(is_real[:, None], expert_ids, num_experts).reshape(-1)  # [N]
     pairs = jnp.arange(num_pairs, dtype=jnp.int32)
     # Expert and pair in one key: sorting single integers is much cheaper than sorting pairs of arrays.
     pair_of_row = lax.sort(experts * num_pairs + pairs) % num_pairs

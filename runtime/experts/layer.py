@@ -1,13 +1,33 @@
 """The mixture-of-experts layer: router, dispatch, the experts' product, combine."""
 
+from dataclasses import dataclass
+from functools import partial
+
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.expert_mlp.op import expert_mlp
 from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.dispatch import combine, permute, plan_dispatch
-from runtime.experts.router import route
+from runtime.experts.exchange import Exchange, exchange_tokens
+from runtime.experts.router import Routing, route
 from runtime.experts.weights import MoEParams
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ExpertLoad:
+    """What a step asked of the experts. tokens: by logical expert, of this device's own tokens; rows: computed here."""
+
+    tokens: Int[Array, "*L E"]
+    rows: Int[Array, "*L 1"]
+
+
+def no_load(num_experts: int, *layers: int) -> ExpertLoad:
+    """Of a step, or a layer, that asked nothing."""
+    return ExpertLoad(jnp.zeros((*layers, num_experts), jnp.int32), jnp.zeros((*layers, 1), jnp.int32))
 
 
 def moe_layer(
@@ -17,14 +37,58 @@ def moe_layer(
     *,
     routing: RouterSpec,
     activation: str,
-) -> tuple[Float[Array, "T D"], Int[Array, " E"]]:
-    """x in float32 to (result in float32, tokens of each expert). Padding tokens reach no expert and get zeros."""
+    exchange: Exchange | None = None,
+) -> tuple[Float[Array, "T D"], ExpertLoad]:
+    """x in float32 to (result in float32, load). Padding tokens reach no expert and get zeros.
+
+    exchange: where the experts are shared by several devices; then this runs inside `shard_map`.
+    """
+    num_experts = params.router.shape[0]
     routed = route(params.router, x, is_real, routing, bias=params.router_bias)
+    experts = partial(_experts, params, activation)
+    if exchange is not None:
+        slots_here, sent = params.w_gate_up.shape[0], x.astype(params.w_gate_up.dtype)
+        num_slots = slots_here * exchange.num_devices
+        slots = choose_slots(params.copies, routed, is_real, exchange, num_slots)
+        tokens = _count(routed, is_real, num_experts) if routed.counts is None else routed.counts
+        out, num_rows = exchange_tokens(exchange, sent, routed, slots, is_real, experts, slots_here)
+        return out, ExpertLoad(tokens, num_rows[None])
     with jax.named_scope("dispatch"):
-        dispatch = plan_dispatch(routed.expert_ids, is_real, params.router.shape[0])
+        dispatch = plan_dispatch(routed.expert_ids, is_real, num_experts)
         x_sorted = permute(dispatch, x.astype(params.w_gate_up.dtype), routing.top_k)
     with jax.named_scope("experts"):
-        y = expert_mlp(x_sorted, params.w_gate_up, params.w_down, dispatch.group_sizes, activation=activation)
+        y = experts(x_sorted, dispatch.group_sizes)
     with jax.named_scope("combine"):
-        counts = dispatch.group_sizes if routed.counts is None else routed.counts
-        return combine(dispatch, routed, y), counts
+        tokens = dispatch.group_sizes if routed.counts is None else routed.counts
+        return combine(dispatch, routed, y), ExpertLoad(tokens, jnp.sum(tokens, keepdims=True))
+
+
+def choose_slots(
+    copies: Int[Array, "E R"],
+    routing: Routing,
+    is_real: Bool[Array, " T"],
+    exchange: Exchange,
+    num_slots: int,
+) -> Int[Array, "T k"]:
+    """The physical slot of each (token, choice): the rows of an expert take its copies in turn.
+
+    Turns are counted by expert, so each step splits them as evenly as whole rows allow, and across devices, so that
+    steps of one row a device use all copies too. num_slots: of all devices; as many as experts means no copies.
+    """
+    ids, num_experts = routing.expert_ids, copies.shape[0]
+    if num_slots == num_experts:
+        return copies[ids, 0]
+    order = plan_dispatch(ids, is_real, num_experts)
+    first = jnp.cumsum(order.group_sizes) - order.group_sizes
+    nth = order.row_of_pair.reshape(ids.shape) - first[ids]  # of the rows of its expert, on this device
+    turn = (nth * exchange.num_devices + lax.axis_index(exchange.axis)) % copies.shape[1]
+    return copies[ids, jnp.where(is_real[:, None], turn, 0)]
+
+
+def _experts(params: MoEParams, activation: str, x_sorted: Array, group_sizes: Array) -> Array:
+    return expert_mlp(x_sorted, params.w_gate_up, params.w_down, group_sizes, activation=activation)
+
+
+def _count(routing: Routing, is_real: Bool[Array, " T"], num_experts: int) -> Int[Array, " E"]:
+    ids = jnp.where(is_real[:, None], routing.expert_ids, num_experts).reshape(-1)
+    return jnp.sum(ids[:, None] == jnp.arange(num_experts)[None, :], axis=0, dtype=jnp.int32)

@@ -9,8 +9,11 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MoEParams:
-    """router [E, D] float32; w_gate_up [E, 2 F, D] and w_down [E, D, F] in the layout of the expert_mlp op.
+    """router [E, D] float32; w_gate_up [P, 2 F, D] and w_down [P, D, F] in the layout of the expert_mlp op.
 
+    P physical slots, each with the weights of some expert; without expert parallelism slot e holds expert e.
+    copies: int32 [E, R] or None. The n-th row of a step that wants expert e goes to slot copies[e, n % R]: a copy that
+    shall take 3 of 8 rows stands in three eighths of the places.
     router_bias [E] float32, or None where nothing corrects the choice of experts.
     """
 
@@ -18,3 +21,4 @@ class MoEParams:
     w_gate_up: Any
     w_down: Any
     router_bias: Any = None
+    copies: Any = None

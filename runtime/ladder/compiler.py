@@ -22,6 +22,7 @@ from runtime.errors import CompileFailed, ModelLoadError
 from runtime.ladder.batch import abstract_packed
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.late_compiles import monitor
+from runtime.ladder.mesh_steps import SHARDS, MeshSteps
 from runtime.ladder.step import (
     SCORE_CHUNK,
     PrefillOutput,
@@ -40,6 +41,7 @@ from runtime.request import SamplingParams
 from runtime.schedule.plan import Phase
 
 _COMMON_STEPS = ("start_row", "set_row", "set_dense_row", "set_mask", "score")  # any request may need them
+MOVE_EXPERT = "move_expert"
 
 
 class RungState(StrEnum):
@@ -79,9 +81,16 @@ class StepCompiler:
     """Owns the table name -> CompiledStep. Thread-safe: compiled by workers, read by the engine's thread."""
 
     def __init__(
-        self, arch: Architecture, shape: StepShape, abstract: AbstractState, *, num_workers: int
+        self,
+        arch: Architecture,
+        shape: StepShape,
+        abstract: AbstractState,
+        *,
+        num_workers: int,
+        mesh_steps: MeshSteps | None = None,
     ) -> None:
-        self._arch, self._shape, self._abstract = arch, shape, abstract
+        """mesh_steps: the functions of several devices; None for one. `shape` is that of one shard."""
+        self._arch, self._shape, self._abstract, self._mesh = arch, shape, abstract, mesh_steps
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="compile")
         self._lock = threading.Lock()
         self._steps: dict[str, CompiledStep] = {}
@@ -95,6 +104,8 @@ class StepCompiler:
         jobs: list[tuple[str, Callable[[], Any]]] = self._common_jobs()
         for bucket in buckets:
             jobs.append((bucket.name, partial(self._lower_rung, bucket)))
+            if (halves := self.in_halves(bucket)) is not None:
+                jobs.append((halves.name, partial(self._lower_rung, halves)))
             if bucket.phase is Phase.PREFILL:
                 jobs.append((sampler_name(bucket.rows), partial(self._lower_sampler, bucket.rows)))
         return [self._submit(name, lower) for name, lower in dict(jobs).items() if self._claim(name)]
@@ -105,7 +116,19 @@ class StepCompiler:
     def names_of(self, bucket: Bucket) -> tuple[str, ...]:
         """The executables that a rung needs: itself, its sampler and the row writes."""
         sampler = (sampler_name(bucket.rows),) if bucket.phase is Phase.PREFILL else ()
-        return (bucket.name, *sampler, *_COMMON_STEPS)
+        halves = self.in_halves(bucket)
+        return (bucket.name, *((halves.name,) if halves else ()), *sampler, *self._common_names)
+
+    def in_halves(self, bucket: Bucket) -> Bucket | None:
+        """The rung's second form, as two micro-batches, where the engine is to choose between them."""
+        if self._mesh is None or not self._mesh.has_halves or bucket.num_halves == 2:
+            return None
+        return bucket.in_halves(self._mesh.num_shards, self._shape.page_size)
+
+    @property
+    def _common_names(self) -> tuple[str, ...]:
+        moves = (MOVE_EXPERT,) if self._mesh is not None and self._mesh.num_shards > 1 else ()
+        return (*_COMMON_STEPS, *moves)
 
     def is_ready(self, bucket: Bucket) -> bool:
         """Whether the rung can be launched."""
@@ -191,58 +214,94 @@ class StepCompiler:
         return step
 
     def _lower_rung(self, bucket: Bucket) -> Any:
-        step, args = rung_step(self._arch, self._shape, bucket, self._abstract)
+        step, args = rung_step(self._arch, self._shape, bucket, self._abstract, self._mesh)
         return step.lower(*args)
 
     def _lower_sampler(self, num_rows: int) -> Any:
-        a = self._abstract
-        ints = jax.ShapeDtypeStruct((num_rows,), jnp.int32)
+        a, by_shard = self._abstract, self._by_shard
+        ints = by_shard((num_rows,), jnp.int32)
         prefilled = PrefillOutput(
-            jax.ShapeDtypeStruct((num_rows, self._arch.vocab_size), jnp.float32),  # pyright: ignore
+            by_shard((num_rows, self._arch.vocab_size), jnp.float32),  # pyright: ignore
             ints,  # pyright: ignore
-            jax.ShapeDtypeStruct((num_rows,), jnp.bool_),  # pyright: ignore
+            by_shard((num_rows,), jnp.bool_),  # pyright: ignore
             ints,  # pyright: ignore
         )
-        step = jax.jit(partial(sample_step, self._shape), donate_argnums=(0, 1))
-        return step.lower(a.rows, a.sampling, prefilled)
+        step = self._mesh.sampler() if self._mesh is not None else partial(sample_step, self._shape)
+        return jax.jit(step, donate_argnums=(0, 1)).lower(a.rows, a.sampling, prefilled)
 
     def _lower_score(self) -> Any:
-        scalar = jax.ShapeDtypeStruct((), jnp.int32)
         targets = jax.ShapeDtypeStruct((SCORE_CHUNK,), jnp.int32)
-        step = jax.jit(partial(score_step, self._arch))
-        return step.lower(self._abstract.params, self._abstract.hidden, scalar, targets)
+        step = self._mesh.score() if self._mesh is not None else partial(score_step, self._arch)
+        return jax.jit(step).lower(self._abstract.params, self._abstract.hidden, self._slot, targets)
 
     def _common_jobs(self) -> list[tuple[str, Callable[[], Any]]]:
         a, vocab = self._abstract, self._arch.vocab_size
-        scalar = jax.ShapeDtypeStruct((), jnp.int32)
+        scalar, slot = jax.ShapeDtypeStruct((), jnp.int32), self._slot
+        writes: dict[str, Callable[..., Any]] = {
+            "start_row": start_row,
+            "set_row": set_row,
+            "set_dense_row": set_dense_row,
+            "set_mask": set_mask,
+        }
+        if self._mesh is not None:
+            writes = self._mesh.row_writes()
 
-        def lower(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-            return lambda: jax.jit(function, donate_argnums=(0,)).lower(*args)
+        def lower(name: str, *args: Any) -> tuple[str, Callable[[], Any]]:
+            return name, lambda: jax.jit(writes[name], donate_argnums=(0,)).lower(*args)
 
         bias = jax.ShapeDtypeStruct((vocab,), jnp.float32)
         seen = jax.ShapeDtypeStruct((vocab,), jnp.bool_)
         counts = jax.ShapeDtypeStruct((vocab,), jnp.int32)
         mask = jax.ShapeDtypeStruct((1, -(-vocab // 32)), jnp.int32)
-        slots = jax.ShapeDtypeStruct((1,), jnp.int32)
-        return [
-            ("start_row", lower(start_row, a.rows, scalar, scalar)),
-            ("set_row", lower(set_row, a.sampling, scalar, pack_row(SamplingParams(), default_seed=0))),
-            ("set_dense_row", lower(set_dense_row, a.sampling, scalar, bias, seen, counts)),
-            ("set_mask", lower(set_mask, a.sampling, slots, mask)),
+        slots = (
+            jax.ShapeDtypeStruct((1,), jnp.int32)
+            if self._mesh is None
+            else self._by_shard((1,), jnp.int32, 1)
+        )
+        jobs: list[tuple[str, Callable[[], Any]]] = [
+            lower("start_row", a.rows, slot, scalar),
+            lower("set_row", a.sampling, slot, pack_row(SamplingParams(), default_seed=0)),
+            lower("set_dense_row", a.sampling, slot, bias, seen, counts),
+            lower("set_mask", a.sampling, slots, mask),
             ("score", self._lower_score),
         ]
+        if MOVE_EXPERT in self._common_names:
+            assert self._mesh is not None
+            jobs.append((MOVE_EXPERT, partial(self._mesh.lower_move, a.params)))
+        return jobs
+
+    @property
+    def _slot(self) -> jax.ShapeDtypeStruct:
+        """The number of a row slot; with several shards one for each."""
+        return jax.ShapeDtypeStruct((), jnp.int32) if self._mesh is None else self._by_shard((), jnp.int32, 1)
+
+    def _by_shard(self, shape: tuple[int, ...], dtype: Any, extra: int = 0) -> jax.ShapeDtypeStruct:
+        """An array that is cut by shard along axis 0; `extra` 1 puts an axis of the shards before `shape`."""
+        if self._mesh is None:
+            return jax.ShapeDtypeStruct(shape, dtype)
+        shape = (self._mesh.num_shards,) * extra + shape
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._mesh.sharding(SHARDS))
 
 
 def rung_step(
-    arch: Architecture, shape: StepShape, bucket: Bucket, abstract: AbstractState
+    arch: Architecture,
+    shape: StepShape,
+    bucket: Bucket,
+    abstract: AbstractState,
+    mesh_steps: MeshSteps | None = None,
 ) -> tuple[Any, tuple[Any, ...]]:
     """(the jitted step of a rung, its abstract arguments); whatever it replaces is donated."""
-    packed = abstract_packed(bucket, shape.pages_per_row)
-    if bucket.phase is Phase.PREFILL:
-        step = jax.jit(partial(prefill_step, arch, shape, bucket), donate_argnums=(1, 2))
-        return step, (abstract.params, abstract.pool, abstract.hidden, packed)
-    step = jax.jit(partial(decode_step, arch, shape, bucket), donate_argnums=(1, 2, 3))
-    return step, (abstract.params, abstract.pool, abstract.rows, abstract.sampling, packed)
+    is_prefill = bucket.phase is Phase.PREFILL
+    if mesh_steps is not None:
+        step, packed = mesh_steps.rung(bucket), mesh_steps.abstract_packed(bucket)
+    else:
+        step = partial(prefill_step if is_prefill else decode_step, arch, shape, bucket)
+        packed = abstract_packed(bucket, shape.pages_per_row)
+    if is_prefill:
+        args = (abstract.params, abstract.pool, abstract.hidden, packed)
+        return jax.jit(step, donate_argnums=(1, 2)), args
+    args = (abstract.params, abstract.pool, abstract.rows, abstract.sampling, packed)
+    return jax.jit(step, donate_argnums=(1, 2, 3)), args
 
 
 def sampler_name(num_rows: int) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from runtime.config import EngineConfig
+from runtime.config import EngineConfig, ParallelConfig
 from runtime.errors import BucketMiss
+from runtime.experts.exchange_kind import ExchangeKind
 from runtime.ladder.bucket import Bucket, decode_bucket, prefill_bucket
 from runtime.schedule.plan import Phase
 
@@ -32,19 +33,22 @@ class BucketLadder:
 
         `row_slots`: rows that the device has room for, where that is settled already.
 
-        Alignment: prefill sizes are rounded up to whole pages. No rung is larger than what can be used.
+        Alignment: prefill sizes are rounded up to whole pages, and with several shards all sizes to equal parts.
+        No rung is larger than what can be used.
         """
-        page = config.kv_cache.page_size
+        page, shards = config.kv_cache.page_size, config.parallel.expert_parallel_size
         max_rows = config.batch_processing.max_batch_size
         largest = min(config.ladder.max_prefill_tokens, _round_up(max_context, page) * max_rows)
+        largest = max(largest, page * shards)
         sizes = config.ladder.prefill_tokens or default_prefill_tokens(largest, page)
         rows = config.ladder.decode_rows or default_decode_rows(max_rows)
-        aligned = sorted({_round_up(size, page) for size in sizes})
+        aligned = sorted({_round_up(size, page * shards) for size in sizes})
         # A prefill rung never needs more rows than there are row slots.
         slots = row_slots or config.ladder.row_slots or max_rows
-        chunk_rows = min(config.ladder.max_prefill_rows, slots)
-        prefill = tuple(prefill_bucket(t, page, chunk_rows) for t in aligned)
-        return cls(prefill, tuple(decode_bucket(r) for r in sorted(set(rows))))
+        chunk_rows = _round_up(min(config.ladder.max_prefill_rows, slots), shards)
+        prefill = (prefill_bucket(t, page, chunk_rows, _exchange(config.parallel, t)) for t in aligned)
+        wanted = sorted({_round_up(r, shards) for r in rows})
+        return cls(tuple(prefill), tuple(decode_bucket(r, _exchange(config.parallel, r)) for r in wanted))
 
     @property
     def rungs(self) -> tuple[Bucket, ...]:
@@ -86,6 +90,15 @@ class BucketLadder:
             for queue in queues:
                 if queue:
                     yield queue.pop(0)
+
+
+def _exchange(parallel: ParallelConfig, tokens: int) -> ExchangeKind:
+    """How the tokens of a rung of this size get to their experts."""
+    if parallel.expert_parallel_size == 1:
+        return ExchangeKind.LOCAL
+    if parallel.exchange != "auto":
+        return ExchangeKind(parallel.exchange)
+    return ExchangeKind.GATHER if tokens <= parallel.gather_max_tokens else ExchangeKind.ALL_TO_ALL
 
 
 def default_decode_rows(max_rows: int) -> tuple[int, ...]:

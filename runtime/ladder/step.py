@@ -13,11 +13,13 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from runtime.cache.kv_pool import KVPool
+from runtime.experts.layer import ExpertLoad, no_load
 from runtime.ladder.batch import unpack_decode, unpack_prefill
 from runtime.ladder.bucket import Bucket
 from runtime.model.architecture import Architecture
 from runtime.model.params import Params
 from runtime.model.sampling import Logprobs, SamplingState, sample, score
+from runtime.model.sharding import ALONE, LayerSharding
 from runtime.model.transformer import DecodeBatch, PrefillBatch, forward_decode, forward_prefill, unembed
 from runtime.request import MAX_TOP_LOGPROBS
 
@@ -88,22 +90,26 @@ def prefill_step(
     pool: KVPool,
     hidden_out: Float[Array, "Tmax D"],
     packed: Int32[Array, " N"],
-) -> tuple[KVPool, Float[Array, "Tmax D"], PrefillOutput, Int32[Array, "L E"]]:
+    *,
+    sharding: LayerSharding = ALONE,
+) -> tuple[KVPool, Float[Array, "Tmax D"], PrefillOutput, ExpertLoad]:
     """Compute one flat batch of chunks; `hidden_out` keeps the last hidden states for `score_step`.
 
-    The last result counts the tokens sent to each expert of each layer.
+    The last result says what the layers asked of the experts.
     """
     inputs = unpack_prefill(packed, bucket, shape.pages_per_row)
     batch = PrefillBatch(
         inputs.tokens, inputs.row_start, inputs.row_len, inputs.context_len, inputs.page_table
     )
-    hidden, pool, counts = forward_prefill(arch, params, pool, batch, page_size=shape.page_size)
+    hidden, pool, load = forward_prefill(
+        arch, params, pool, batch, page_size=shape.page_size, sharding=sharding
+    )
     last = jnp.clip(inputs.row_start + inputs.row_len - 1, 0, bucket.tokens - 1)
     with jax.named_scope("unembed"):
         logits = unembed(arch, params, hidden[last])
     hidden_out = lax.dynamic_update_slice(hidden_out, hidden.astype(hidden_out.dtype), (0, 0))
     end = inputs.context_len + inputs.row_len
-    return pool, hidden_out, PrefillOutput(logits, inputs.slots, inputs.samples == 1, end), counts
+    return pool, hidden_out, PrefillOutput(logits, inputs.slots, inputs.samples == 1, end), load
 
 
 def sample_step(
@@ -131,12 +137,15 @@ def decode_step(
     rows: RowState,
     sampling: SamplingState,
     packed: Int32[Array, " N"],
-) -> tuple[KVPool, RowState, SamplingState, StepOutput, Int32[Array, "L E"]]:
+    *,
+    sharding: LayerSharding = ALONE,
+) -> tuple[KVPool, RowState, SamplingState, StepOutput, ExpertLoad]:
     """Up to num_steps decode steps: the count is data, and the loop ends early when no row is active.
 
-    A warm-up runs its steps with every row active, on the dummy slot and page, so that all code is touched.
+    A warm-up runs its steps with every row active, on the dummy slot and page, so that all code is touched. Devices
+    that share the experts make as many steps as the one with the most.
 
-    The last result counts the tokens sent to each expert of each layer.
+    The last result says what the layers asked of the experts.
     """
     inputs = unpack_decode(packed, bucket, shape.pages_per_row)
     slots, b = inputs.slots, bucket.rows
@@ -145,18 +154,22 @@ def decode_step(
         is_active = ~rows.is_done[slots] & (rows.budget[slots] > 0) & (slots != shape.dummy_slot)
         return is_active | (inputs.warm_steps > 0)
 
-    def is_running(carry) -> Bool[Array, ""]:
-        step, _, rows, *_ = carry
-        return (step < inputs.num_steps + inputs.warm_steps) & jnp.any(active_rows(rows))
+    def goes_on(step: Int32[Array, ""], rows: RowState) -> Bool[Array, ""]:
+        mine = (step < inputs.num_steps + inputs.warm_steps) & jnp.any(active_rows(rows))
+        return sharding.any_device(mine)
 
     def body(carry):
-        step, pool, rows, sampling, out, counts = carry
+        step, _, pool, rows, sampling, out, loads = carry
         # Tied to the step, so that the compiler does not move work on whole weights (conversions, layouts) out of
         # the loop: it would read and write every weight once a launch and keep the copies.
         weights, step = lax.optimization_barrier((params, step))
         active = active_rows(rows)
+        if sharding.exchange is not None:  # this device may be done while others are not
+            active &= step < inputs.num_steps + inputs.warm_steps
         batch = DecodeBatch(rows.token[slots], rows.position[slots], active, inputs.page_table)
-        hidden, pool, new_counts = forward_decode(arch, weights, pool, batch, page_size=shape.page_size)
+        hidden, pool, load = forward_decode(
+            arch, weights, pool, batch, page_size=shape.page_size, sharding=sharding
+        )
         with jax.named_scope("unembed"):
             logits = unembed(arch, weights, hidden)
         with jax.named_scope("sample"):
@@ -167,7 +180,8 @@ def decode_step(
             tokens=lax.dynamic_update_slice(out.tokens, pair[:, None, :], (0, step, 0)),
             logprobs=jax.tree.map(lambda a, new: a.at[step].set(new), out.logprobs, logprobs),
         )
-        return step + 1, pool, rows, sampling, out, counts + new_counts
+        loads = jax.tree.map(jnp.add, loads, load)
+        return step + 1, goes_on(step + 1, rows), pool, rows, sampling, out, loads
 
     out = StepOutput(
         tokens=jnp.zeros((2, MAX_DECODE_STEPS, b), jnp.int32),
@@ -177,10 +191,10 @@ def decode_step(
             jnp.zeros((MAX_DECODE_STEPS, b, MAX_TOP_LOGPROBS), jnp.float32),
         ),
     )
-    counts = jnp.zeros((arch.num_layers, max(1, arch.num_experts)), jnp.int32)
-    carry = (jnp.int32(0), pool, rows, sampling, out, counts)
-    _, pool, rows, sampling, out, counts = lax.while_loop(is_running, body, carry)
-    return pool, rows, sampling, out, counts
+    loads = no_load(max(1, arch.num_experts), arch.num_layers)
+    carry = (jnp.int32(0), goes_on(jnp.int32(0), rows), pool, rows, sampling, out, loads)
+    _, _, pool, rows, sampling, out, loads = lax.while_loop(lambda carry: carry[1], body, carry)
+    return pool, rows, sampling, out, loads
 
 
 def score_step(

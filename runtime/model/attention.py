@@ -10,6 +10,7 @@ from runtime.model.architecture import Architecture, QkNorm
 from runtime.model.batch import PrefillBatch
 from runtime.model.layers import rms_norm, rotate
 from runtime.model.params import AttentionParams
+from runtime.model.sharding import ALONE, LayerSharding
 
 
 def project_qkv(
@@ -34,10 +35,12 @@ def project_qkv(
     return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
-def project_out(params: AttentionParams, attended: Float[Array, "T H Dh"]) -> Float[Array, "T D"]:
+def project_out(
+    params: AttentionParams, attended: Float[Array, "T H Dh"], sharding: LayerSharding = ALONE
+) -> Float[Array, "T D"]:
     """The output projection, in float32 for the residual."""
     flat = attended.reshape(attended.shape[0], -1).astype(params.w_o.dtype)
-    out = linear(flat, params.w_o, out_dtype=jnp.float32)
+    out = sharding.add_up(linear(flat, params.w_o, out_dtype=jnp.float32))
     return out if params.b_o is None else out + params.b_o.astype(jnp.float32)[None, :]
 
 

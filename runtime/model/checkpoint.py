@@ -19,7 +19,7 @@ from runtime.model.architecture import Architecture
 from runtime.model.checkpoint_names import Part, Source, is_ignorable, sources
 from runtime.model.params import Params, abstract_params
 from runtime.model.safetensors_file import SafetensorsFile
-from runtime.model.spec import tree_nbytes
+from runtime.model.spec import Place, on_one_device, tree_nbytes
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -31,7 +31,11 @@ Progress = Callable[[int, int], None]  # (bytes loaded, bytes in all)
 
 
 def load_params(
-    path: Path, arch: Architecture, dtype: DTypeLike, on_progress: Progress | None = None
+    path: Path,
+    arch: Architecture,
+    dtype: DTypeLike,
+    on_progress: Progress | None = None,
+    place: Place = on_one_device,
 ) -> Params:
     """Params in `dtype` from `path`/model.safetensors or its shards. Raises ModelLoadError."""
     files = _open_files(path)
@@ -44,7 +48,8 @@ def load_params(
 
     def load(source: Source) -> jax.Array:
         nonlocal loaded
-        array = _fill(source, chosen[id(source)], files)
+        # Waiting keeps host arrays from piling up behind a slow transfer. They must not be written again (see below).
+        array = place(source.spec, _fill(source, chosen[id(source)], files)).block_until_ready()
         loaded += source.spec.nbytes
         if on_progress is not None:
             on_progress(loaded, total)
@@ -57,13 +62,12 @@ def _is_source(node: Any) -> bool:
     return isinstance(node, Source)
 
 
-def _fill(source: Source, parts: tuple[Part, ...], files: dict[str, SafetensorsFile]) -> jax.Array:
+def _fill(source: Source, parts: tuple[Part, ...], files: dict[str, SafetensorsFile]) -> np.ndarray:
     host = _empty_aligned(source.spec.nbytes).view(source.spec.dtype).reshape(source.spec.shape)
     for part in parts:
         # Assignment converts between float types without a whole converted copy.
         host[part.index] = files[part.name].tensor(part.name)
-    # Waiting keeps host arrays from piling up behind a slow transfer. `host` must not be written again (see below).
-    return jax.device_put(host).block_until_ready()
+    return host
 
 
 def _empty_aligned(num_bytes: int) -> np.ndarray:

@@ -5,7 +5,7 @@ Matrices keep the checkpoint's orientation [out, in]; products that read the sam
 Norm weights and the router stay in float32, because they are small and feed computations in float32.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from runtime.experts.weights import MoEParams
 from runtime.model.architecture import Architecture, FfnKind, LayerKind, QkNorm
-from runtime.model.spec import ArraySpec, map_specs, random_array
+from runtime.model.spec import ArraySpec, Place, map_specs, on_one_device, random_array
 
 # Leaves are jax.Array in use, ArraySpec in the abstract tree, numpy arrays or shardings in between.
 Leaf = Any
@@ -68,30 +68,47 @@ class Params:
     unembedding: Leaf = None
 
 
-def abstract_params(arch: Architecture, dtype: DTypeLike) -> Params:
-    """Params of ArraySpec."""
+@dataclass(frozen=True)
+class ExpertSlots:
+    """Expert parallelism's part of the shapes: physical slots of all devices, and places of the table of copies."""
+
+    num_slots: int
+    num_places: int
+
+
+def abstract_params(arch: Architecture, dtype: DTypeLike, slots: ExpertSlots | None = None) -> Params:
+    """Params of ArraySpec. `slots`: expert parallel, with weights by physical slot and a table of copies."""
     vocabulary = ArraySpec((arch.vocab_size, arch.hidden_size), jnp.dtype(dtype), ("vocab", "embed"))
     return Params(
         embedding=vocabulary,
-        layers=tuple(_layer(arch, layer, jnp.dtype(dtype)) for layer in arch.layers),
+        layers=tuple(_layer(arch, layer, jnp.dtype(dtype), slots) for layer in arch.layers),
         final_norm=_norm(arch.hidden_size, "embed"),
         unembedding=None if arch.tie_embeddings else _matrix(vocabulary.shape, dtype, vocabulary.axes),
     )
 
 
-def init_params(arch: Architecture, dtype: DTypeLike, seed: int) -> Params:
+def with_copies(params: Params, layer: int, table: Leaf) -> Params:
+    """The weights with a new table of copies in one layer; the same if that layer has no experts."""
+    ffn = params.layers[layer].ffn
+    if not isinstance(ffn, MoEParams):
+        return params
+    changed = replace(params.layers[layer], ffn=replace(ffn, copies=table))
+    return replace(params, layers=(*params.layers[:layer], changed, *params.layers[layer + 1 :]))
+
+
+def init_params(arch: Architecture, dtype: DTypeLike, seed: int, place: Place = on_one_device) -> Params:
     """Seeded dummy weights, scaled so that activations keep their size through the layers."""
     rng = np.random.default_rng(seed)
-    return map_specs(lambda spec: random_array(spec, rng), abstract_params(arch, dtype))
+    return map_specs(lambda spec: random_array(spec, rng, place), abstract_params(arch, dtype))
 
 
-def _layer(arch: Architecture, layer: LayerKind, dtype: Any) -> LayerParams:
+def _layer(arch: Architecture, layer: LayerKind, dtype: Any, slots: ExpertSlots | None) -> LayerParams:
     d = arch.hidden_size
     return LayerParams(
         attention_norm=_norm(d, "embed"),
         attention=_attention(arch, dtype),
         ffn_norm=_norm(d, "embed"),
-        ffn=_moe(arch, dtype) if layer.ffn is FfnKind.SPARSE else _dense(arch, dtype),
+        ffn=_moe(arch, dtype, slots) if layer.ffn is FfnKind.SPARSE else _dense(arch, dtype),
     )
 
 
@@ -103,21 +120,28 @@ def _attention(arch: Architecture, dtype: Any) -> AttentionParams:
         QkNorm.FULL: (_norm(arch.q_size, "heads"), _norm(arch.kv_size, "heads")),
     }[arch.qk_norm]
     return AttentionParams(
-        w_qkv=_matrix((qkv_size, d), dtype, ("heads", "embed")),
+        w_qkv=_matrix((qkv_size, d), dtype, ("qkv", "embed")),
         w_o=_matrix((d, arch.q_size), dtype, ("embed", "heads")),
-        b_qkv=ArraySpec((qkv_size,), dtype, ("heads",), "zeros") if arch.attention_bias else None,
+        b_qkv=ArraySpec((qkv_size,), dtype, ("qkv",), "zeros") if arch.attention_bias else None,
         b_o=ArraySpec((d,), dtype, ("embed",), "zeros") if arch.attention_bias else None,
         q_norm=q_norm,
         k_norm=k_norm,
     )
 
 
-def _moe(arch: Architecture, dtype: Any) -> MoEParams:
+def _moe(arch: Architecture, dtype: Any, slots: ExpertSlots | None) -> MoEParams:
     e, d, f = arch.num_experts, arch.hidden_size, arch.expert_ffn
+    p = slots.num_slots if slots else e
+    table = (
+        ArraySpec((e, slots.num_places), jnp.dtype(jnp.int32), ("experts", "place"), "zeros")
+        if slots
+        else None
+    )
     return MoEParams(
         router=_matrix((e, d), jnp.float32, ("expert_logits", "embed")),
-        w_gate_up=_matrix((e, 2 * f, d), dtype, ("expert", "ffn", "embed")),
-        w_down=_matrix((e, d, f), dtype, ("expert", "embed", "ffn")),
+        w_gate_up=_matrix((p, 2 * f, d), dtype, ("expert", "gate_up", "embed")),
+        w_down=_matrix((p, d, f), dtype, ("expert", "embed", "ffn")),
+        copies=table,
         router_bias=ArraySpec((e,), jnp.dtype(jnp.float32), ("expert_logits",), "zeros")
         if arch.has_router_bias
         else None,
@@ -127,7 +151,7 @@ def _moe(arch: Architecture, dtype: Any) -> MoEParams:
 def _dense(arch: Architecture, dtype: Any) -> DenseParams:
     d, f = arch.hidden_size, arch.dense_ffn
     return DenseParams(
-        w_gate_up=_matrix((2 * f, d), dtype, ("ffn", "embed")),
+        w_gate_up=_matrix((2 * f, d), dtype, ("gate_up", "embed")),
         w_down=_matrix((d, f), dtype, ("embed", "ffn")),
     )
 

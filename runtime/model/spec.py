@@ -12,6 +12,9 @@ import numpy as np
 # that rows and experts of the usual sizes do not line up with it.
 PATTERN_LENGTH = 1_048_573
 
+# Puts the whole array, as it is on the host, where it belongs.
+type Place = Callable[["ArraySpec", np.ndarray], jax.Array]
+
 
 @dataclass(frozen=True)
 class ArraySpec:
@@ -50,7 +53,12 @@ def to_shape_structs(tree: Any) -> Any:
     return map_specs(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), tree)
 
 
-def random_array(spec: ArraySpec, rng: np.random.Generator) -> jax.Array:
+def on_one_device(spec: ArraySpec, host: np.ndarray) -> jax.Array:
+    """The array as it is."""
+    return jax.device_put(host)
+
+
+def random_array(spec: ArraySpec, rng: np.random.Generator, place: Place = on_one_device) -> jax.Array:
     """Dummy weights for one array."""
     if spec.init == "ones":
         host = np.ones(spec.shape, spec.dtype)
@@ -62,4 +70,4 @@ def random_array(spec: ArraySpec, rng: np.random.Generator) -> jax.Array:
         host = np.resize(pattern.astype(spec.dtype), spec.shape)
     else:
         raise ValueError(f"init {spec.init!r} is not one of normal, ones, zeros")
-    return jax.device_put(host)
+    return place(spec, host)

@@ -4,7 +4,8 @@ The residual stream is float32; the inputs of products are rounded to the weight
 the pages first and attention reads pages only, so a token sees the same numbers in either phase.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,45 +13,85 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.linear.op import linear
 from runtime.cache.kv_pool import KVPool, write_pages, write_tokens
-from runtime.experts.layer import moe_layer
+from runtime.experts.layer import ExpertLoad, moe_layer, no_load
 from runtime.experts.weights import MoEParams
 from runtime.model.architecture import Architecture, LayerKind
 from runtime.model.attention import attend_decode, attend_prefill, project_out, project_qkv
-from runtime.model.batch import DecodeBatch, PrefillBatch, decode_page_ids, locate_tokens, prefill_page_ids
+from runtime.model.batch import (
+    DecodeBatch,
+    PrefillBatch,
+    decode_page_ids,
+    halve_decode,
+    halve_prefill,
+    locate_tokens,
+    prefill_page_ids,
+)
 from runtime.model.layers import dense_ffn, rms_norm, rope_tables
 from runtime.model.params import LayerParams, Params
+from runtime.model.sharding import ALONE, LayerSharding
 
 # (layer's kind, its pages, q, k, v) -> (attended [T, H, Dh], pages with k and v written)
 AttendFunction = Callable[[LayerKind, Array, Array, Array, Array], tuple[Array, Array]]
 
 
+class Lane(NamedTuple):
+    """A micro-batch on its way through the layers; a step has one or two."""
+
+    tokens: Int[Array, " T"]
+    positions: Int[Array, " T"]
+    is_real: Bool[Array, " T"]
+    attend: AttendFunction
+
+
 def forward_prefill(
-    arch: Architecture, params: Params, pool: KVPool, batch: PrefillBatch, *, page_size: int
-) -> tuple[Float[Array, "T D"], KVPool, Int[Array, "L E"]]:
-    """Computes every chunk and writes its pages: (hidden before the final norm, pool, tokens of each expert)."""
-    places = locate_tokens(batch)
-    page_ids = prefill_page_ids(batch, page_size)
+    arch: Architecture,
+    params: Params,
+    pool: KVPool,
+    batch: PrefillBatch,
+    *,
+    page_size: int,
+    sharding: LayerSharding = ALONE,
+) -> tuple[Float[Array, "T D"], KVPool, ExpertLoad]:
+    """Computes every chunk and writes its pages: (hidden before the final norm, pool, load of the experts [L, ...])."""
+    halves = halve_prefill(batch) if sharding.num_halves == 2 else (batch,)
 
-    def attend(layer: LayerKind, pages: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-        pages = write_pages(pages, k, v, page_ids)
-        return attend_prefill(q, pages, batch, layer.sliding_window), pages
+    def lane(half: PrefillBatch) -> Lane:
+        places = locate_tokens(half)
+        page_ids = prefill_page_ids(half, page_size)
 
-    return _forward(arch, params, pool, batch.tokens, places.position, places.is_real, attend)
+        def attend(layer: LayerKind, pages: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+            pages = write_pages(pages, k, v, page_ids)
+            return attend_prefill(q, pages, half, layer.sliding_window), pages
+
+        return Lane(half.tokens, places.position, places.is_real, attend)
+
+    return _forward(arch, params, pool, [lane(half) for half in halves], sharding)
 
 
 def forward_decode(
-    arch: Architecture, params: Params, pool: KVPool, batch: DecodeBatch, *, page_size: int
-) -> tuple[Float[Array, "B D"], KVPool, Int[Array, "L E"]]:
-    """Computes one token a row and writes it to its page: (hidden before the final norm, pool, tokens of each expert)."""
-    positions = jnp.where(batch.active, batch.positions, 0)
-    kv_len = jnp.where(batch.active, batch.positions + 1, 0)
-    page_ids = decode_page_ids(batch, page_size)
+    arch: Architecture,
+    params: Params,
+    pool: KVPool,
+    batch: DecodeBatch,
+    *,
+    page_size: int,
+    sharding: LayerSharding = ALONE,
+) -> tuple[Float[Array, "B D"], KVPool, ExpertLoad]:
+    """Computes one token a row and writes it to its page: (hidden before the final norm, pool, load of the experts)."""
+    halves = halve_decode(batch) if sharding.num_halves == 2 else (batch,)
 
-    def attend(layer: LayerKind, pages: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-        pages = write_tokens(pages, k, v, page_ids, positions % page_size)
-        return attend_decode(q, pages, batch.page_table, kv_len, layer.sliding_window), pages
+    def lane(half: DecodeBatch) -> Lane:
+        positions = jnp.where(half.active, half.positions, 0)
+        kv_len = jnp.where(half.active, half.positions + 1, 0)
+        page_ids = decode_page_ids(half, page_size)
 
-    return _forward(arch, params, pool, batch.tokens, positions, batch.active, attend)
+        def attend(layer: LayerKind, pages: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+            pages = write_tokens(pages, k, v, page_ids, positions % page_size)
+            return attend_decode(q, pages, half.page_table, kv_len, layer.sliding_window), pages
+
+        return Lane(half.tokens, positions, half.active, attend)
+
+    return _forward(arch, params, pool, [lane(half) for half in halves], sharding)
 
 
 def unembed(arch: Architecture, params: Params, hidden: Float[Array, "N D"]) -> Float[Array, "N V"]:
@@ -62,45 +103,55 @@ def unembed(arch: Architecture, params: Params, hidden: Float[Array, "N D"]) -> 
 
 
 def _forward(
-    arch: Architecture,
-    params: Params,
-    pool: KVPool,
-    tokens: Int[Array, " T"],
-    positions: Int[Array, " T"],
-    is_real: Bool[Array, " T"],
-    attend: AttendFunction,
-) -> tuple[Float[Array, "T D"], KVPool, Int[Array, "L E"]]:
+    arch: Architecture, params: Params, pool: KVPool, lanes: Sequence[Lane], sharding: LayerSharding
+) -> tuple[Float[Array, "T D"], KVPool, ExpertLoad]:
+    """Layer by layer, in each layer lane by lane: no lane waits for the other's experts, only for its pages.
+
+    What the compiler makes of that is its affair: where exchanges are asynchronous, those of one lane go under the
+    products of the other (docs/expert_parallel.md).
+    """
     with jax.named_scope("embed"):
-        x = params.embedding[tokens].astype(jnp.float32)
-        cos, sin = rope_tables(arch.rope, positions)
-    new_pages, counts = [], []
+        hidden = [params.embedding[lane.tokens].astype(jnp.float32) for lane in lanes]
+        ropes = [rope_tables(arch.rope, lane.positions) for lane in lanes]
+    new_pages, loads = [], []
     for layer, weights, pages in zip(arch.layers, params.layers, pool.pages, strict=True):
-        with jax.named_scope("attention"):
-            normed = rms_norm(x, weights.attention_norm, arch.rms_norm_eps).astype(
-                weights.attention.w_qkv.dtype
-            )
-            q, k, v = project_qkv(arch, weights.attention, normed, cos, sin)
-            attended, written = attend(layer, pages, q, k, v)
-            x = x + project_out(weights.attention, attended)
-        mixed, layer_counts = _ffn(arch, weights, x, is_real)
-        x = x + mixed
+        written, in_lanes = pages, []
+        for i, lane in enumerate(lanes):
+            x = hidden[i]
+            with jax.named_scope("attention"):
+                normed = rms_norm(x, weights.attention_norm, arch.rms_norm_eps).astype(
+                    weights.attention.w_qkv.dtype
+                )
+                q, k, v = project_qkv(arch, weights.attention, normed, *ropes[i])
+                attended, written = lane.attend(layer, written, q, k, v)
+                x = x + project_out(weights.attention, attended, sharding)
+            mixed, load = _ffn(arch, weights, x, lane.is_real, sharding)
+            hidden[i] = x + mixed
+            in_lanes.append(load)
         new_pages.append(written)
-        counts.append(layer_counts)
-    return x, KVPool(tuple(new_pages)), jnp.stack(counts)
+        loads.append(jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *in_lanes))
+    x = hidden[0] if len(hidden) == 1 else jnp.concatenate(hidden)
+    return x, KVPool(tuple(new_pages)), jax.tree.map(lambda *layers: jnp.stack(layers), *loads)
 
 
 def _ffn(
-    arch: Architecture, weights: LayerParams, x: Float[Array, "T D"], is_real: Bool[Array, " T"]
-) -> tuple[Float[Array, "T D"], Int[Array, " E"]]:
+    arch: Architecture,
+    weights: LayerParams,
+    x: Float[Array, "T D"],
+    is_real: Bool[Array, " T"],
+    sharding: LayerSharding,
+) -> tuple[Float[Array, "T D"], ExpertLoad]:
     normed = rms_norm(x, weights.ffn_norm, arch.rms_norm_eps)
     if isinstance(weights.ffn, MoEParams):
-        return moe_layer(
+        mixed, load = moe_layer(
             weights.ffn,
             normed,
             is_real,
             routing=arch.routing,
             activation=arch.activation,
+            exchange=sharding.exchange,
         )
+        return sharding.add_up(mixed), load
     with jax.named_scope("dense_ffn"):
         mixed = dense_ffn(weights.ffn, normed.astype(weights.ffn.w_gate_up.dtype), arch.activation)
-        return mixed, jnp.zeros(arch.num_experts, jnp.int32)
+        return sharding.add_up(mixed), no_load(max(1, arch.num_experts))

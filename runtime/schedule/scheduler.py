@@ -13,7 +13,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from runtime.errors import InvalidRequest
 from runtime.request import FinishReason, Request
@@ -23,16 +23,7 @@ from runtime.schedule.request_checks import check_length
 from runtime.schedule.sequence import Sequence, SequenceStatus
 from runtime.schedule.sequence_pages import SequencePages
 from runtime.schedule.waiting_line import WaitingLine, alike_first, line_order
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """A sequence's part of a prefill step that is decided but not yet carried out."""
-
-    sequence: Sequence
-    start: int
-    end: int
-    cached: list[int] | None  # pages to start with, for a sequence that has yet to be admitted
+from runtime.schedule.wish import Share, Wish
 
 
 class Scheduler:
@@ -40,6 +31,7 @@ class Scheduler:
 
     `limits` is asked at each step. Stop ids of a request are its `stop_token_ids`, and `eos_token_ids` unless it
     ignores them; the device must use the same. The line is unbounded here: the AdmissionGate bounds it.
+    `first_row`: rows are numbered from there; `pages` and `sequences` are read by the line of several shards (shards.py).
     """
 
     def __init__(
@@ -54,6 +46,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         eos_token_ids: frozenset[int] = frozenset(),
         policy: SchedulePolicy | None = None,
+        first_row: int = 0,
     ) -> None:
         self.page_size = page_size
         self.num_rows = num_rows
@@ -65,11 +58,12 @@ class Scheduler:
         self._limits = limits
         self._clock = clock
         self._eos_token_ids = eos_token_ids
-        self._pages = SequencePages(num_pages, page_size, enable_prefix_cache)
-        self._sequences: dict[str, Sequence] = {}  # waiting and running, by request id
+        self.pages = SequencePages(num_pages, page_size, enable_prefix_cache)
+        self.sequences: dict[str, Sequence] = {}  # waiting and running, by request id
         self._waiting = WaitingLine()
         self._running: dict[str, Sequence] = {}  # by request id; the row that decoded longest ago comes first
-        self._free_rows = list(range(num_rows))  # a heap: low rows first
+        self._rows = range(first_row, first_row + num_rows)
+        self._free_rows = list(self._rows)  # a heap: low rows first
         self._in_flight: deque[StepPlan] = deque()
         self._num_added = 0
         self._prefills_in_a_row = 0
@@ -89,11 +83,11 @@ class Scheduler:
 
     @property
     def num_used_pages(self) -> int:
-        return self._pages.allocator.num_used
+        return self.pages.allocator.num_used
 
     @property
     def num_cached_pages(self) -> int:
-        return self._pages.allocator.num_kept
+        return self.pages.allocator.num_kept
 
     @property
     def is_idle(self) -> bool:
@@ -106,27 +100,30 @@ class Scheduler:
 
     def set_prefix_cache(self, enabled: bool) -> None:
         """Switch prefix sharing; off forgets what is cached."""
-        self._pages.set_prefix_cache(enabled)
+        self.pages.set_prefix_cache(enabled)
 
     def clear_prefix_cache(self) -> None:
         """Forget cached prefixes, because weights or KV have changed under them."""
-        self._pages.prefix_cache.clear()
+        self.pages.prefix_cache.clear()
 
     def add(self, request: Request) -> Sequence:
         """Put a request in line. Raises ContextTooLong or InvalidRequest, and then keeps nothing."""
-        if request.request_id in self._sequences:
+        if request.request_id in self.sequences:
             raise InvalidRequest(f"request id {request.request_id} is in use", param="request_id")
         check_length(request, self.max_context)
         sequence = Sequence(request, number=self._num_added)
-        self._pages.check_fits(sequence)
+        self.pages.check_fits(sequence)
         self._num_added += 1
-        self._sequences[request.request_id] = sequence
-        self._waiting.add(sequence)
+        self.adopt(sequence)
         return sequence
+
+    def adopt(self, sequence: Sequence) -> None:
+        self.sequences[sequence.request_id] = sequence
+        self._waiting.add(sequence)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Sequence | None:
         """End a request now; None if it is unknown or has ended."""
-        sequence = self._sequences.get(request_id)
+        sequence = self.sequences.get(request_id)
         if sequence is not None:
             self.finish(sequence, reason)
         return sequence
@@ -143,7 +140,7 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.num_pending = 0
-        del self._sequences[sequence.request_id]
+        del self.sequences[sequence.request_id]
 
     def expire(self, now: float) -> list[Sequence]:
         """End, with reason ERROR, the requests whose deadline passed before they first ran."""
@@ -158,27 +155,41 @@ class Scheduler:
 
         None with plans in flight means: collect, then ask again.
         """
+        wish = self.wish()
+        can_prefill, can_decode, in_a_row = bool(wish.shares), wish.can_decode, self._prefills_in_a_row
+        phase = choose_phase(
+            self.policy, can_prefill=can_prefill, can_decode=can_decode, prefills_in_a_row=in_a_row
+        )
+        if phase is not None:
+            self._prefills_in_a_row = in_a_row + can_decode if phase is Phase.PREFILL else 0
+        plan = self.carry_out(wish, phase)
+        if plan is None and phase is Phase.DECODE and not self._has_pending():
+            plan = self.carry_out(
+                replace(wish, shares=tuple(self._decide_prefill(wish.limits))), Phase.PREFILL
+            )
+        return plan
+
+    def wish(self, someone_decodes: bool = False) -> Wish:
+        """What could be launched now; changes nothing. someone_decodes: rows elsewhere that a prefill would stall."""
         limits = self._limits()
         shares = self._decide_prefill(limits)
-        rows = self._decodable(limits)
-        is_prefill_near = bool(shares)
-        if rows and self._is_held(shares, limits):
-            shares = []
-        phase = choose_phase(
-            self.policy,
-            can_prefill=bool(shares),
-            can_decode=bool(rows),
-            prefills_in_a_row=self._prefills_in_a_row,
+        can_decode = bool(self._decodable(limits))
+        is_held = (can_decode or someone_decodes) and self._is_held(shares, limits)
+        return Wish(() if is_held else tuple(shares), can_decode, bool(shares), limits)
+
+    def wanted_steps(self, wish: Wish) -> int:
+        """Decode steps that the next launch would make if pages allow."""
+        return self._decode_steps(
+            self._decodable(wish.limits), wish.limits, is_prefill_near=wish.is_prefill_near
         )
+
+    def carry_out(self, wish: Wish, phase: Phase | None) -> StepPlan | None:
+        """The plan of that phase, to be launched before the next wish; None where there is nothing, or no page."""
         plan: StepPlan | None = None
-        if phase is Phase.PREFILL:
-            self._prefills_in_a_row += bool(rows)
-            plan = self._plan_prefill(shares)
+        if phase is Phase.PREFILL and wish.shares:
+            plan = self._plan_prefill(wish.shares)
         elif phase is Phase.DECODE:
-            self._prefills_in_a_row = 0
-            plan = self._make_room_and_plan_decode(limits, is_prefill_near=is_prefill_near)
-            if plan is None and not self._has_pending() and (shares := self._decide_prefill(limits)):
-                plan = self._plan_prefill(shares)
+            plan = self._make_room_and_plan_decode(wish.limits, is_prefill_near=wish.is_prefill_near)
         if plan is not None:
             self._in_flight.append(plan)
         return plan
@@ -204,11 +215,11 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises AssertionError if rows, pages, line and statuses do not account for each other."""
         self._waiting.check_integrity()
-        self._pages.check_integrity(self._running.values())
+        self.pages.check_integrity(self._running.values())
         rows = [s.row for s in self._running.values() if s.row is not None]
-        assert sorted(self._free_rows + rows) == list(range(self.num_rows)), "a row is lost or used twice"
+        assert sorted(self._free_rows + rows) == list(self._rows), "a row is lost or used twice"
         alive = {s.request_id: s for s in (*self._waiting, *self._running.values())}
-        assert alive == self._sequences, "a sequence is neither waiting nor running, or both"
+        assert alive == self.sequences, "a sequence is neither waiting nor running, or both"
         for s in alive.values():
             s.check_integrity(is_waiting=s in self._waiting)
         if not self._in_flight:
@@ -216,7 +227,7 @@ class Scheduler:
 
     # Prefill
 
-    def _decide_prefill(self, limits: StepLimits) -> list[_Share]:
+    def _decide_prefill(self, limits: StepLimits) -> list[Share]:
         """Fill the budget with chunks: first of sequences half way through, then of the line, in order.
 
         A sequence of the line that could share a page which another one is about to compute stays in line until
@@ -225,28 +236,28 @@ class Scheduler:
         budget = limits.max_prefill_tokens // self.page_size  # in pages, as chunks are aligned to pages
         max_shares = min(limits.max_prefill_rows, self.policy.micro_batch_size)
         max_running = min(max(1, self.policy.batch_size), self.num_rows)
-        shares: list[_Share] = []
+        shares: list[Share] = []
         to_compute: set[bytes] = set()
 
         def add_share(sequence: Sequence, start: int, end: int, cached: list[int] | None) -> None:
             nonlocal budget
             end = min(end, start + budget * self.page_size)
-            budget -= self._pages.num_pages(end - start)
-            shares.append(_Share(sequence, start, end, cached))
+            budget -= self.pages.num_pages(end - start)
+            shares.append(Share(sequence, start, end, cached))
 
         for sequence in self._running.values():
             if sequence.is_prefilling:
-                to_compute.update(self._pages.names_to_compute(sequence))
+                to_compute.update(self.pages.names_to_compute(sequence))
                 if budget > 0 and len(shares) < max_shares:
                     add_share(sequence, sequence.num_scheduled, sequence.prefill_end, None)
 
         num_running = self.num_running
-        num_free = self._pages.num_free
+        num_free = self.pages.num_free
         for sequence in alike_first(self._waiting, self.policy):
             if budget <= 0 or len(shares) >= max_shares or num_running >= max_running:
                 break
-            cached, next_name = self._pages.match(sequence)
-            num_free -= self._pages.admission_cost(sequence, cached)
+            cached, next_name = self.pages.match(sequence)
+            num_free -= self.pages.admission_cost(sequence, cached)
             if num_free < self.policy.spare_pages_per_row * num_running:
                 break
             num_running += 1
@@ -256,7 +267,7 @@ class Scheduler:
             add_share(sequence, len(cached) * self.page_size, sequence.prefill_len, cached)
         return shares
 
-    def _is_held(self, shares: list[_Share], limits: StepLimits) -> bool:
+    def _is_held(self, shares: list[Share], limits: StepLimits) -> bool:
         """Whether a prefill waits to get fuller while rows decode: for company that may come, or for rows that end."""
         if any(s.cached is None or s.sequence.first_scheduled_s is not None for s in shares):
             return False
@@ -271,10 +282,10 @@ class Scheduler:
         oldest_s = min((s.sequence.request.arrival_s for s in shares), default=0.0)
         return is_held(self.policy, is_full=is_full, longest_wait_s=self._clock() - oldest_s)
 
-    def _plan_prefill(self, shares: list[_Share]) -> StepPlan:
+    def _plan_prefill(self, shares: tuple[Share, ...]) -> StepPlan:
         for share in shares:
             if share.cached is not None:
-                self._pages.attach(share.sequence, share.cached)
+                self.pages.attach(share.sequence, share.cached)
         for share in shares:
             if share.cached is not None:
                 self._admit(share.sequence, num_cached=share.start)
@@ -285,19 +296,19 @@ class Scheduler:
         for share in shares:
             share.sequence.num_scheduled = share.end
             share.sequence.num_pending += share.end == share.sequence.prefill_end
-            self._pages.offer(share.sequence)
+            self.pages.offer(share.sequence)
         return StepPlan(Phase.PREFILL, chunks)
 
     def _admit(self, sequence: Sequence, num_cached: int) -> None:
         self._waiting.remove(sequence)
         self._running[sequence.request_id] = sequence
-        self._pages.grow(sequence, sequence.prefill_len)
+        self.pages.grow(sequence, sequence.prefill_len)
         sequence.status = SequenceStatus.RUNNING
         sequence.row = heapq.heappop(self._free_rows)
         sequence.is_row_new = True
         sequence.prefill_end = sequence.prefill_len
         sequence.num_scheduled = num_cached
-        if self._pages.can_match(sequence):
+        if self.pages.can_match(sequence):
             self.prefix_queries += sequence.prefill_len
             self.prefix_hits += num_cached
         if sequence.first_scheduled_s is None:
@@ -309,7 +320,7 @@ class Scheduler:
     def _decodable(self, limits: StepLimits) -> list[Sequence]:
         """Rows of the next decode step, those that decoded longest ago first."""
         ready = (s for s in self._running.values() if not s.is_prefilling and s.remaining > 0)
-        return [s for s in ready if not _needs_host(s)][: limits.max_decode_rows]
+        return [s for s in ready if not s.needs_host][: limits.max_decode_rows]
 
     def _make_room_and_plan_decode(self, limits: StepLimits, *, is_prefill_near: bool) -> StepPlan | None:
         """Decode with the most steps whose pages are free, preempting where not even one step's are.
@@ -320,7 +331,7 @@ class Scheduler:
         """
         while rows := self._decodable(limits):
             steps = self._decode_steps(rows, limits, is_prefill_near=is_prefill_near)
-            while steps > 0 and self._num_missing(rows, steps) > self._pages.num_free:
+            while steps > 0 and self._num_missing(rows, steps) > self.pages.num_free:
                 steps -= 1
             if steps > 0:
                 return self._plan_decode(rows, steps)
@@ -333,7 +344,7 @@ class Scheduler:
         if any(s.request.params.grammar is not None for s in rows):
             return 1  # the mask of the next token depends on this one
         max_steps = limits.max_decode_steps
-        if is_prefill_near or any(_needs_host(s) for s in self._running.values()):
+        if is_prefill_near or any(s.needs_host for s in self._running.values()):
             max_steps = min(max_steps, self.policy.steps_while_waiting)
         elif self._waiting:
             # The line moves when a row ends: read the tokens when the first row may have ended.
@@ -341,11 +352,11 @@ class Scheduler:
         return choose_decode_steps(self.policy, [s.remaining for s in rows], max_steps)
 
     def _num_missing(self, rows: list[Sequence], steps: int) -> int:
-        return sum(self._pages.num_missing(s, s.num_scheduled + min(steps, s.remaining)) for s in rows)
+        return sum(self.pages.num_missing(s, s.num_scheduled + min(steps, s.remaining)) for s in rows)
 
     def _plan_decode(self, rows: list[Sequence], steps: int) -> StepPlan:
         for sequence in rows:
-            self._pages.grow(sequence, sequence.num_scheduled + min(steps, sequence.remaining))
+            self.pages.grow(sequence, sequence.num_scheduled + min(steps, sequence.remaining))
             del self._running[sequence.request_id]
             self._running[sequence.request_id] = sequence  # to the end of the round
         by_row = sorted(rows, key=lambda s: s.row or 0)
@@ -357,9 +368,9 @@ class Scheduler:
 
     def _cheapest_to_preempt(self) -> Sequence:
         """The sequence that loses the least work, the latest among equals; never the first of the line's order."""
-        first = min(self._running.values(), key=_seniority)
+        first = min(self._running.values(), key=lambda s: line_order(s)[1:])
         others = (s for s in self._running.values() if s is not first)
-        return min(others, key=lambda s: (self._pages.num_lost(s), [-k for k in _seniority(s)]))
+        return min(others, key=lambda s: (self.pages.num_lost(s), [-k for k in line_order(s)[1:]]))
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the front of the line with outputs kept; its pages stay findable until they are needed."""
@@ -375,7 +386,7 @@ class Scheduler:
 
     def _take_tokens(self, sequence: Sequence, token_ids: tuple[int, ...], promised: int) -> tuple[int, ...]:
         num_taken, reason = sequence.take(token_ids, promised, self._eos_token_ids)
-        self._pages.offer(sequence)
+        self.pages.offer(sequence)
         if reason is not None:
             self.finish(sequence, reason)
         return token_ids[:num_taken]
@@ -385,16 +396,7 @@ class Scheduler:
         del self._running[sequence.request_id]
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = None
-        self._pages.release(sequence)
+        self.pages.release(sequence)
 
     def _has_pending(self) -> bool:
         return any(s.num_pending for s in self._running.values())
-
-
-def _needs_host(sequence: Sequence) -> bool:
-    """Whether the host must read the last token before it can launch the next."""
-    return sequence.request.params.grammar is not None and sequence.num_pending > 0
-
-
-def _seniority(sequence: Sequence) -> tuple[int, int]:
-    return line_order(sequence)[1:]

@@ -53,6 +53,11 @@ class Sequence:
         return self.num_scheduled < self.prefill_end
 
     @property
+    def needs_host(self) -> bool:
+        """Whether the host must read the last token before it can launch the next."""
+        return self.request.params.grammar is not None and self.num_pending > 0
+
+    @property
     def num_settled(self) -> int:
         """Leading positions whose token is known and whose KV the launches so far certainly write.
 

@@ -154,6 +154,9 @@ class FakeEngine:
     def decision_counts(self) -> dict[tuple[str, str], int]:
         return self.configuration.decisions.counts
 
+    def order_experts(self, order):
+        raise InvalidRequest("parallel.expert_parallel_size is 1: on one device there is nothing to move")
+
     def begin_drain(self) -> None:
         self._is_draining = True
 

@@ -38,18 +38,18 @@ def test_agrees_with_a_loop_and_skips_padding(num_tokens: int, top_k: int) -> No
     is_real = rng.random(num_tokens) < 0.6
     spec = RouterSpec(top_k, renormalise=True)
     layer = jax.jit(partial(moe_layer, routing=spec, activation="silu"))
-    out, counts = layer(params, jnp.asarray(x), jnp.asarray(is_real))
+    out, load = layer(params, jnp.asarray(x), jnp.asarray(is_real))
     routing = route(params.router, jnp.asarray(x), jnp.asarray(is_real), spec)
     ids, weights = np.asarray(routing.expert_ids), np.asarray(routing.weights)
     expected = np.where(is_real[:, None], slow_layer(params, x, ids, weights), 0)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
-    assert counts.tolist() == np.bincount(ids[is_real].ravel(), minlength=ARCH.num_experts).tolist()
+    assert load.tokens.tolist() == np.bincount(ids[is_real].ravel(), minlength=ARCH.num_experts).tolist()
 
 
 def test_padding_may_hold_anything() -> None:
     params = init_params(ARCH, jnp.float32, seed=5).layers[0].ffn
     x = jnp.ones((3, ARCH.hidden_size)).at[1].set(jnp.nan)
     is_real = jnp.array([True, False, True])
-    out, counts = moe_layer(params, x, is_real, routing=RouterSpec(2), activation="silu")
+    out, load = moe_layer(params, x, is_real, routing=RouterSpec(2), activation="silu")
     assert np.isfinite(np.asarray(out)[[0, 2]]).all()
-    assert counts.sum() == 4
+    assert load.tokens.sum() == 4

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from runtime.engine.build import abstract_state
+from runtime.engine.device_arrays import DeviceArrays
 from runtime.errors import CompileFailed
 from runtime.ladder.bucket import decode_bucket, prefill_bucket
 from runtime.ladder.compiler import RungState, StepCompiler
@@ -21,7 +21,9 @@ SHAPE = StepShape(num_slots=4, page_size=4, pages_per_row=8, max_prefill_tokens=
 
 @pytest.fixture(scope="module")
 def compiler():
-    compiler = StepCompiler(ARCH, SHAPE, abstract_state(ARCH, SHAPE, 20, jnp.bfloat16), num_workers=1)
+    compiler = StepCompiler(
+        ARCH, SHAPE, DeviceArrays(ARCH, SHAPE, 20, jnp.bfloat16).abstract_state(), num_workers=1
+    )
     yield compiler
     compiler.shutdown()
 

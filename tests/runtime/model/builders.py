@@ -133,11 +133,11 @@ def pack_decode(chunks: list[Chunk | None], table_width: int, num_rows: int) -> 
 
 @partial(jax.jit, static_argnums=(0, 4), donate_argnums=2)
 def _prefill(arch: Architecture, params: Params, pool: KVPool, batch: PrefillBatch, page_size: int) -> Any:
-    hidden, pool, counts = forward_prefill(arch, params, pool, batch, page_size=page_size)
-    return unembed(arch, params, hidden), pool, counts
+    hidden, pool, load = forward_prefill(arch, params, pool, batch, page_size=page_size)
+    return unembed(arch, params, hidden), pool, load.tokens
 
 
 @partial(jax.jit, static_argnums=(0, 4), donate_argnums=2)
 def _decode(arch: Architecture, params: Params, pool: KVPool, batch: DecodeBatch, page_size: int) -> Any:
-    hidden, pool, counts = forward_decode(arch, params, pool, batch, page_size=page_size)
-    return unembed(arch, params, hidden), pool, counts
+    hidden, pool, load = forward_decode(arch, params, pool, batch, page_size=page_size)
+    return unembed(arch, params, hidden), pool, load.tokens

@@ -1,0 +1,199 @@
+"""ExpertBalancing: loads in, moves out. Owned by the engine's thread; the decisions are `runtime.experts.rebalancing`'s.
+
+Each window the tokens of the steps go to the predictor, and the controller decides from its forecast. Moves wait in the
+ExpertMover, which applies `parallel.moves_per_step` of them between two launches. While an operator's order is carried
+out the controller is not asked.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from runtime.adaptive.decision import DecisionLog
+from runtime.config import EngineConfig
+from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus
+from runtime.errors import InvalidRequest
+from runtime.experts.load_predictor import LoadPredictor
+from runtime.experts.placement import ExpertPlacement
+from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan, plan_anew
+from runtime.experts.rebalancing import (
+    Reason,
+    RebalanceConfig,
+    RebalanceObservation,
+    RebalanceState,
+    decide_rebalancing,
+)
+from runtime.experts.shares import imbalance
+
+log = logging.getLogger(__name__)
+
+SMOOTHING = 0.2  # weight of the newest step's rows
+
+
+class ExpertBalancing:
+    """One for an engine whose experts lie on several devices."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        mover: ExpertMover,
+        decisions: DecisionLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        placement = mover.placement
+        self.config = config
+        self._mover, self._decisions, self._clock = mover, decisions, clock
+        self._predictor = LoadPredictor(placement.num_layers, placement.num_experts)
+        self._state = RebalanceState()
+        self._reason = Reason.MISSING_DATA.value
+        self._is_paused, self._pinned = False, frozenset[int]()
+        self._is_ordered = False  # an operator's moves wait
+        self._applied_before = 0  # moves applied when the plan began
+        self._looked_s = clock()
+        shape = (placement.num_layers, placement.num_experts)
+        self._window = np.zeros(shape, np.int64)  # tokens of this window
+        self._window_steps, self._window_rows = (
+            0,
+            np.zeros((placement.num_layers, placement.num_devices), np.int64),
+        )
+        self._rows = np.zeros((placement.num_layers, placement.num_devices), np.int64)  # since the start
+        self._loads: np.ndarray | None = None  # rows of each expert in a step, forecast
+        self._imbalance: float | None = None
+        self._row_s = PlanConfig().row_s
+        self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
+
+    def on_step(
+        self, expert_tokens: np.ndarray, device_rows: np.ndarray, num_steps: int, step_s: float
+    ) -> None:
+        """A launch was read: tokens [L, E] and rows [L, devices] of all its steps, seconds of one."""
+        self._window += expert_tokens
+        self._window_rows += device_rows
+        self._rows += device_rows
+        self._window_steps += num_steps
+        busiest = float(device_rows.max(axis=1).sum()) / max(1, num_steps)
+        if busiest > 0:  # what one row of the busiest device costs, if a step were nothing else
+            self._row_s += SMOOTHING * (min(1.0, max(1e-9, step_s / busiest)) - self._row_s)
+
+    def turn(self, now_s: float, step_share: float | None) -> None:
+        """Between two launches. step_share: a decode step's part of the ITL target; None: not known now."""
+        if now_s - self._looked_s >= self.config.batch_processing.dynamic_adjust_window:
+            self._looked_s = now_s
+            self._look(now_s, step_share)
+        try:
+            self._mover.turn(self.config.parallel.moves_per_step)
+        except ValueError:  # nothing has moved, and the moves that waited are gone: serving goes on
+            log.exception("moves of experts do not fit the placement")
+        self._is_ordered &= self._mover.num_waiting > 0
+
+    def carry_out(self, order: ExpertOrder) -> ExpertAnswer:
+        """An operator's order. Raises InvalidRequest, and changes nothing, where it cannot."""
+        num_layers = self._mover.placement.num_layers
+        for layer in order.pinned_layers or ():
+            if not 0 <= layer < num_layers:
+                raise InvalidRequest(
+                    f"pinned_layers has {layer}; layers are 0 to {num_layers - 1}", param="pinned_layers"
+                )
+        pinned = self._pinned if order.pinned_layers is None else frozenset(order.pinned_layers)
+        plan = self._plan(pinned) if order.rebalance is not None else None
+        self._pinned = pinned
+        if order.is_paused is not None:
+            self._is_paused = order.is_paused
+            if self._is_paused:
+                self._mover.drop()
+        if plan is not None and order.rebalance == "apply":
+            self._mover.order(plan.moves)
+            self._is_ordered, self._state = bool(plan.moves), RebalanceState()
+        return self._answer(plan)
+
+    def load(self, step_share: float | None) -> float | None:
+        """Rows of the busiest device over the mean, times the step's share of its target; None: not known."""
+        return None if step_share is None or self._imbalance is None else (1 + self._imbalance) * step_share
+
+    def status(self) -> ExpertStatus:
+        placement, mover = self._mover.placement, self._mover
+        if placement is not self._shown[0]:  # thousands of numbers that seldom change
+            self._shown = placement, tuple(map(tuple, placement.slot_experts.tolist()))
+        return ExpertStatus(
+            num_devices=placement.num_devices,
+            slots_per_device=placement.slots_per_device,
+            slot_experts=self._shown[1],
+            device_rows=tuple(map(tuple, self._rows.tolist())),
+            imbalance=self._imbalance,
+            waiting_moves=mover.num_waiting,
+            applied_moves=mover.num_applied,
+            is_paused=self._is_paused,
+            pinned_layers=tuple(sorted(self._pinned)),
+            reason="ordered" if self._is_ordered else self._reason,
+            alarm=self._state.alarm,
+            overlap=mover.overlap,
+        )
+
+    def _look(self, now_s: float, step_share: float | None) -> None:
+        """End a window: learn from it and ask the controller."""
+        if self._window_steps and self._window.any():
+            self._imbalance = float(imbalance(self._window_rows.astype(np.float64)).mean())
+            has_experts = self._window.any(axis=1)
+            self._predictor.observe(np.where(has_experts[:, None], self._window, 1))
+            a_step = self._window.sum(axis=1, keepdims=True) / self._window_steps
+            self._loads = self._predictor.predict().loads * a_step
+            self._window[:], self._window_rows[:], self._window_steps = 0, 0, 0
+        if self._is_ordered:
+            return
+        mover = self._mover
+        seen = RebalanceObservation(
+            time_s=now_s,
+            placement=mover.placement,
+            expert_load=self.load(step_share),
+            loads=self._loads,
+            num_applied=mover.num_applied - self._applied_before,
+            is_paused=self._is_paused,
+            pinned_layers=self._pinned,
+        )
+        self._state, choice = decide_rebalancing(self._state, seen, self._settings(), now_s)
+        if choice.is_new_plan:
+            self._applied_before = mover.num_applied
+            mover.order(choice.moves)
+        elif choice.moves:
+            mover.add(choice.moves)
+        if choice.shares is not None and self.config.batch_processing.expert_balance_weight > 0:
+            mover.set_shares(choice.shares)
+        if choice.reason != self._reason:
+            previous, self._reason = mover.num_applied, choice.reason.value
+            value = mover.num_applied + len(choice.moves)
+            self._decisions.add(now_s, "expert_placement", previous, value, self._reason, choice.inputs)
+
+    def _settings(self) -> RebalanceConfig:
+        """The mover holds back what is more than a step may take, so a plan is given to it whole."""
+        plan = self._plan_config()
+        threshold = self.config.batch_processing.expert_load_threshold
+        return RebalanceConfig(expert_load_threshold=threshold, moves_per_step=plan.max_moves, plan=plan)
+
+    def _plan_config(self) -> PlanConfig:
+        weight = self.config.batch_processing.expert_balance_weight
+        return replace(PlanConfig(), balance_weight=weight, row_s=self._row_s, move_s=self._mover.move_s)
+
+    def _plan(self, pinned: frozenset[int]) -> RebalancePlan:
+        if self._loads is None:
+            raise InvalidRequest(
+                "no traffic has been seen: there is nothing to balance for", param="rebalance"
+            )
+        return plan_anew(self._mover.placement, self._loads, self._plan_config(), pinned)
+
+    def _answer(self, plan: RebalancePlan | None) -> ExpertAnswer:
+        if plan is None:
+            return ExpertAnswer(self.status())
+        layers = [move.layer for move in plan.moves]
+        return ExpertAnswer(
+            self.status(),
+            num_moves=len(plan.moves),
+            moves_by_layer=tuple(map(layers.count, range(self._mover.placement.num_layers))),
+            imbalance_before=float(plan.imbalance_before.mean()),
+            imbalance_after=float(plan.imbalance_after.mean()),
+            saved_rows=plan.saved_rows,
+            cost_s=plan.cost_s,
+            saving_s=plan.saving_s,
+        )

@@ -1,0 +1,120 @@
+"""DeviceArrays: what lies on the devices of one engine, as shapes before it exists and then as arrays.
+
+With several devices each shard's rows, pages and scratch stand one after another along axis 0, each on its own devices.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+
+from runtime.cache.kv_pool import KVPool, abstract_kv_pool, make_kv_pool
+from runtime.config import ParallelConfig
+from runtime.engine.engine import DeviceState
+from runtime.experts.copies import copies_table, num_places
+from runtime.experts.placement import ExpertPlacement
+from runtime.ladder.compiler import AbstractState
+from runtime.ladder.mesh_steps import POOL, SHARDS
+from runtime.ladder.step import SCORE_CHUNK, StepShape, abstract_row_state
+from runtime.mesh import DeviceMesh, slots_per_device
+from runtime.model.architecture import Architecture
+from runtime.model.params import ExpertSlots, Params, abstract_params, with_copies
+from runtime.model.sampling import SamplingState, abstract_sampling_state, make_sampling_state
+from runtime.model.spec import ArraySpec, map_specs, on_one_device, to_shape_structs
+
+
+def start_placement(parallel: ParallelConfig, arch: Architecture) -> ExpertPlacement | None:
+    """Where experts lie when an engine starts; None where one device holds them all."""
+    if parallel.expert_parallel_size == 1:
+        return None
+    per_device = slots_per_device(parallel, arch)
+    return ExpertPlacement.uniform(
+        arch.num_layers, arch.num_experts, parallel.expert_parallel_size, per_device
+    )
+
+
+def weight_specs(arch: Architecture, dtype: DTypeLike, placement: ExpertPlacement | None) -> Params:
+    """Params of ArraySpec; with a placement, of its slots."""
+    slots = placement and ExpertSlots(placement.num_slots, num_places(placement.max_copies))
+    return abstract_params(arch, dtype, slots)
+
+
+class DeviceArrays:
+    """Shapes and arrays of one engine. `shape` and `num_pages` are those of one shard; mesh None: one device."""
+
+    def __init__(
+        self,
+        arch: Architecture,
+        shape: StepShape,
+        num_pages: int,
+        dtype: DTypeLike,
+        mesh: DeviceMesh | None = None,
+        placement: ExpertPlacement | None = None,
+    ) -> None:
+        self._arch, self._shape, self._num_pages, self._dtype = arch, shape, num_pages, dtype
+        self._mesh, self.placement = mesh, placement
+        self._specs = weight_specs(arch, dtype, placement)
+
+    def abstract_state(self) -> AbstractState:
+        """Shapes of everything that a step takes, with where each part lies."""
+        shape, arch = self._shape, self._arch
+        pool: KVPool = to_shape_structs(abstract_kv_pool(arch, self._num_pages, shape.page_size, self._dtype))
+        hidden = jax.ShapeDtypeStruct((shape.max_prefill_tokens + SCORE_CHUNK, arch.hidden_size), self._dtype)
+        sampling = abstract_sampling_state(shape.num_slots, arch.vocab_size)
+        parts = (pool, abstract_row_state(shape), sampling, hidden)
+        if self._mesh is None:
+            return AbstractState(to_shape_structs(self._specs), *parts)
+        cuts = (POOL, SHARDS, SHARDS, SHARDS)
+        stacked = [
+            jax.tree.map(partial(self._stack, cut), part) for cut, part in zip(cuts, parts, strict=True)
+        ]
+        return AbstractState(map_specs(self._weight, self._specs), *stacked)
+
+    def cuts(self) -> Params:
+        """How each weight is cut, as PartitionSpecs."""
+        assert self._mesh is not None
+        return map_specs(self._mesh.spec_of, self._specs)
+
+    def place(self, spec: ArraySpec, host: np.ndarray) -> jax.Array:
+        """A weight of the checkpoint to where it belongs."""
+        if self._mesh is None:
+            return on_one_device(spec, host)
+        return self._mesh.place(self.placement and self.placement.slot_experts[0], spec, host)
+
+    def make_state(self, params: Params) -> DeviceState:
+        """Empty pages, rows and scratch beside the given weights."""
+        abstract = self.abstract_state()
+        if self._mesh is None:
+            pool = make_kv_pool(self._arch, self._num_pages, self._shape.page_size, self._dtype)
+            sampling = make_sampling_state(self._shape.num_slots, self._arch.vocab_size)
+            rows, hidden = (jax.tree.map(_zeros, a) for a in (abstract.rows, abstract.hidden))
+            return DeviceState(params, pool, rows, sampling, hidden)
+        pool, rows, hidden = (
+            jax.tree.map(_zeros, a) for a in (abstract.pool, abstract.rows, abstract.hidden)
+        )
+        num_slots = self._mesh.num_shards * (self._shape.num_slots + 1)
+        sampling: SamplingState = make_sampling_state(num_slots - 1, self._arch.vocab_size)
+        sampling = jax.device_put(sampling, self._mesh.sharding(SHARDS))
+        if self.placement is not None:
+            for layer, table in enumerate(copies_table(self.placement)):
+                params = with_copies(params, layer, self._mesh.put(table))
+        return DeviceState(params, pool, rows, sampling, hidden)
+
+    def _stack(self, cut: PartitionSpec, one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        assert self._mesh is not None
+        shape = (self._mesh.num_shards * one.shape[0], *one.shape[1:])
+        return jax.ShapeDtypeStruct(shape, one.dtype, sharding=self._mesh.sharding(cut))
+
+    def _weight(self, spec: ArraySpec) -> jax.ShapeDtypeStruct:
+        assert self._mesh is not None
+        return jax.ShapeDtypeStruct(
+            spec.shape, spec.dtype, sharding=self._mesh.sharding(self._mesh.spec_of(spec))
+        )
+
+
+def _zeros(one: jax.ShapeDtypeStruct) -> Any:
+    return jnp.zeros(one.shape, one.dtype, device=one.sharding)

@@ -1,0 +1,97 @@
+"""ExpertMover: moves experts' weights between slots while the engine serves. Owned by the engine's thread.
+
+A few moves between two launches, each a donated copy of one expert in one layer, and then the layer's table of copies:
+the next launch reads the new table and the new weights, launches before it the old ones. Nothing is compiled.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from runtime.engine.engine import Engine
+from runtime.engine.expert_status import OverlapChoice
+from runtime.experts.copies import copies_table
+from runtime.experts.placement import ExpertPlacement, Move, apply
+
+
+class ExpertMover:
+    """The moves that wait, and the placement as it serves."""
+
+    def __init__(self, engine: Engine, placement: ExpertPlacement) -> None:
+        self.placement = placement
+        self.num_applied = 0  # since the start
+        self.num_replaced = 0  # orders that replaced moves still waiting
+        self._engine = engine
+        self._waiting: deque[Move] = deque()
+        self._move_s: float | None = None
+
+    @property
+    def overlap(self) -> tuple[OverlapChoice, ...]:
+        """Rungs of the engine that were measured in both forms."""
+        return tuple(self._engine.overlap.values())
+
+    @property
+    def move_s(self) -> float:
+        """What the copy of one expert adds to a step, in seconds; measured when it is first asked for."""
+        if self._move_s is None:
+            self._move_s = self._engine.measure_move()
+        return self._move_s
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def order(self, moves: Iterable[Move]) -> None:
+        """Moves to apply in this order; those that still wait are dropped, which is safe after any move."""
+        self.num_replaced += bool(self._waiting)
+        self._waiting = deque(moves)
+
+    def add(self, moves: Iterable[Move]) -> None:
+        """Further moves behind those that wait."""
+        self._waiting.extend(moves)
+
+    def drop(self) -> None:
+        self._waiting.clear()
+
+    def turn(self, max_moves: int) -> int:
+        """Between two launches: apply up to so many moves; returns how many."""
+        moves = list(islice(self._waiting, max_moves))
+        if not moves:
+            return 0
+        try:
+            for move in moves:
+                # Refused before anything is copied, if the placement is not what the order took it to be.
+                after = apply(self.layer(move.layer), replace(move, layer=0))
+                self._engine.move_expert(move)
+                self._set_layer(move.layer, after)
+                self._waiting.popleft()
+                self.num_applied += 1
+        except ValueError:
+            self._waiting.clear()
+            raise
+        finally:
+            for index in {move.layer for move in moves}:
+                self._engine.set_copies(index, copies_table(self.layer(index))[0])
+        return len(moves)
+
+    def set_shares(self, shares: np.ndarray) -> None:
+        """How the copies of each expert share its rows: [L, E, C] for the placement as it serves."""
+        if shares.shape != self.placement.expert_slots.shape:
+            raise ValueError(
+                f"shares are {shares.shape}, the placement has {self.placement.expert_slots.shape}"
+            )
+        for index in np.flatnonzero((self.placement.copies > 1).any(axis=1)):
+            self._engine.set_copies(int(index), copies_table(self.layer(int(index)), shares[index][None])[0])
+
+    def layer(self, index: int) -> ExpertPlacement:
+        """The placement of one layer."""
+        p = self.placement
+        return ExpertPlacement(p.slot_experts[index][None], p.num_devices, p.num_experts)
+
+    def _set_layer(self, index: int, layer: ExpertPlacement) -> None:
+        slot_experts = self.placement.slot_experts.copy()
+        slot_experts[index] = layer.slot_experts[0]
+        self.placement = replace(self.placement, slot_experts=slot_experts)

@@ -1,0 +1,65 @@
+"""What the engine tells of its experts' placement, and what an operator may order. Frozen; imports no JAX."""
+
+from dataclasses import dataclass
+
+MAX_PINNED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapChoice:
+    """A rung measured whole and as two micro-batches, in seconds of a warm-up step, and which form serves."""
+
+    rung: str
+    whole_s: float
+    halves_s: float
+    is_in_halves: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStatus:
+    """slot_experts: the expert in each physical slot, by layer; slots lie on devices in order.
+
+    device_rows: rows that each device's experts computed since the start, by layer. imbalance: (max - mean) / mean over
+    devices of the last window's rows, mean over layers; None before the first. waiting_moves: ordered, not yet applied.
+    reason: why experts move or do not (docs/expert_parallel.md). alarm: a sentence while a plan is overdue.
+    overlap: rungs that were measured in both forms.
+    """
+
+    num_devices: int
+    slots_per_device: int
+    slot_experts: tuple[tuple[int, ...], ...]
+    device_rows: tuple[tuple[int, ...], ...]
+    imbalance: float | None
+    waiting_moves: int
+    applied_moves: int
+    is_paused: bool
+    pinned_layers: tuple[int, ...]
+    reason: str
+    alarm: str | None
+    overlap: tuple[OverlapChoice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertOrder:
+    """What an operator wants: what is None stays as it is.
+
+    rebalance: "plan" shows a full rebalance, "apply" carries it out.
+    """
+
+    rebalance: str | None = None
+    is_paused: bool | None = None
+    pinned_layers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAnswer:
+    """The status after the order and, where a rebalance was asked for, its plan."""
+
+    status: ExpertStatus
+    num_moves: int | None = None
+    moves_by_layer: tuple[int, ...] | None = None
+    imbalance_before: float | None = None
+    imbalance_after: float | None = None
+    saved_rows: float | None = None  # off the heaviest devices, summed over layers, a step
+    cost_s: float | None = None
+    saving_s: float | None = None  # over the plan's life

@@ -1,0 +1,40 @@
+"""The table of copies that a compiled step reads: which physical slot each row of a step takes. Imports no JAX.
+
+For each expert R places; the n-th row of a step that wants it uses place n % R. Shares are thereby rounded to 1 / R, and
+copies take turns, so that a step of few rows uses them all. The table's shape never changes, so neither moves nor
+shares cost a compile.
+"""
+
+import numpy as np
+
+from runtime.experts.placement import ExpertPlacement
+from runtime.experts.shares import copy_shares, equal_shares
+
+MIN_PLACES = 32
+
+
+def num_places(max_copies: int) -> int:
+    """R: at least one place for each copy that an expert can have."""
+    places = MIN_PLACES
+    while places < max_copies:
+        places *= 2
+    return places
+
+
+def copies_table(placement: ExpertPlacement, shares: np.ndarray | None = None) -> np.ndarray:
+    """int32 [L, E, R] from the shares of copies [L, E, C] (`copy_shares`), by default equal ones.
+
+    Smooth weighted turns: in each place the copy that is furthest behind its share. Shares 3/4 and 1/4 of slots 5 and 7
+    in four places: 5 5 7 5.
+    """
+    if shares is None:
+        shares = copy_shares(placement, equal_shares(placement))
+    has_copy = placement.expert_slots >= 0
+    owed = np.zeros(shares.shape)
+    table = np.empty((*shares.shape[:2], num_places(placement.max_copies)), np.int32)
+    for place in range(table.shape[2]):
+        owed += shares
+        chosen = np.argmax(np.where(has_copy, owed, -np.inf), axis=2)[:, :, None]
+        np.put_along_axis(owed, chosen, np.take_along_axis(owed, chosen, 2) - 1, 2)
+        table[:, :, place] = np.take_along_axis(placement.expert_slots, chosen, 2)[:, :, 0]
+    return table
