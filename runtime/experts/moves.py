@@ -17,6 +17,8 @@ def relabel(before: ExpertPlacement, after: ExpertPlacement, num_nodes: int = 1)
     """
     _check_comparable(before, after, num_nodes)
     changed = np.flatnonzero(np.any(before.slot_experts != after.slot_experts, axis=1))
+    if not len(changed):
+        return after
     old, new = before.device_experts[changed], after.device_experts[changed]
     shared = _present(old, before.num_experts) @ _present(new, after.num_experts).swapaxes(1, 2)  # [l, D, D]
     device_of = _match_devices(shared, num_nodes)  # [l, D]: the device of `after` that takes each place
