@@ -5,7 +5,7 @@ copies are packed; hierarchically where groups of experts divide over nodes. Wha
 
 - Two copies of an expert never share a device, by construction: copies are handed out in rounds of one slot for every
   device, and the one expert that may straddle two rounds avoids the devices it already has.
-- The packing is refined by exchanges with the heaviest device until no single exchange helps.
+- The packing is refined by exchanges between the heaviest device and light ones until no single exchange helps.
 - An uncertain load counts as more than its estimate (`widened`), so experts that may become hot get copies first.
 - On nodes, groups that are used by the same tokens are brought together while the nodes stay balanced.
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from runtime.experts.placement import ExpertPlacement
 
+MAX_PARTNERS = 4  # devices that the heaviest may exchange with; the lightest ones, where the best exchanges are
 NODE_SLACK = 0.02  # how far above the mean a node may come for the sake of affinity
 
 
@@ -140,42 +141,53 @@ def pack_rounds(experts: np.ndarray, weights: np.ndarray, num_bins: int) -> np.n
 
 
 def exchange_with_heaviest(held: np.ndarray, per_copy: np.ndarray, max_exchanges: int) -> np.ndarray:
-    """Device tables [b, D, K] after exchanges of one slot of the heaviest device with one of another, the best each time.
+    """Device tables [b, D, K] after exchanges of a slot of the heaviest device with one of the lightest, the best first.
 
-    per_copy: [b, E], load per copy. Stops where nothing lowers the heaviest device without raising another above it.
+    per_copy: [b, E], load per copy. A row ends where no exchange leaves both devices below what the heaviest was.
     """
     held = held.copy()
-    num_devices, num_slots = held.shape[1:]
+    num_devices = held.shape[1]
     active = np.arange(len(held)) if num_devices > 1 else np.arange(0)
     for _ in range(max_exchanges):
         if not len(active):
             break
+        table = held[active]
         rows = np.arange(len(active))
-        table, loads = held[active], per_copy[active]
-        weights = np.take_along_axis(loads, table.reshape(len(active), -1), axis=1).reshape(table.shape)
+        weights = np.take_along_axis(per_copy[active], table.reshape(len(active), -1), axis=1).reshape(table.shape)
         device_loads = weights.sum(axis=2)
         heaviest = device_loads.argmax(axis=1)
         top = device_loads[rows, heaviest]
-        gives = weights[rows, heaviest]  # [a, K]
-        change = gives[:, :, None, None] - weights[:, None]  # [a, K, D, K] what the heaviest would lose
-        after = np.maximum(top[:, None, None, None] - change, device_loads[:, None, :, None] + change)
-        has_mine = np.zeros((*loads.shape, num_devices), bool)  # [a, E, D]
-        has_mine[rows[:, None, None], table, np.arange(num_devices)[None, :, None]] = True
-        mine = table[rows, heaviest]
-        after[np.broadcast_to(has_mine[rows[:, None], mine][..., None], after.shape)] = np.inf
-        theirs = has_mine[rows[:, None, None], table, heaviest[:, None, None]]  # [a, D, K]
-        after[np.broadcast_to(theirs[:, None], after.shape)] = np.inf
-        best = after.reshape(len(active), -1).argmin(axis=1)
-        is_better = after.reshape(len(active), -1)[rows, best] < top * (1 - 1e-9)
-        slot, device, other = np.unravel_index(best, after.shape[1:])
-        chosen = np.flatnonzero(is_better)
-        layer, one, two = active[chosen], heaviest[chosen], device[chosen]
-        held[layer, one, slot[chosen]], held[layer, two, other[chosen]] = (
-            held[layer, two, other[chosen]],
-            held[layer, one, slot[chosen]],
-        )
+        partners = lightest_devices(device_loads, heaviest)  # [a, P]
+        theirs = table[rows[:, None], partners]  # [a, P, K]
+        change = weights[rows, heaviest][:, None, :, None] - weights[rows[:, None], partners][:, :, None]
+        after = np.maximum(
+            top[:, None, None, None] - change, device_loads[rows[:, None], partners][..., None, None] + change
+        )  # [a, P, K of the heaviest, K of the partner]
+        same = table[rows, heaviest][:, None, :, None] == theirs[:, :, None]
+        after[same.any(axis=3)[..., None] | same.any(axis=2)[:, :, None]] = np.inf
+        after = after.reshape(len(active), -1)
+        best = after.argmin(axis=1)
+        chosen = np.flatnonzero(after[rows, best] < top * (1 - 1e-9))
+        place, slot, other = _unravel(best[chosen], theirs.shape[2])
+        layer, one, two = active[chosen], heaviest[chosen], partners[chosen, place]
+        held[layer, one, slot], held[layer, two, other] = held[layer, two, other], held[layer, one, slot]
         active = layer
     return held
+
+
+def lightest_devices(device_loads: np.ndarray, heaviest: np.ndarray) -> np.ndarray:
+    """[b, P]: the MAX_PARTNERS devices with the least load, never the heaviest itself."""
+    num_partners = min(MAX_PARTNERS, device_loads.shape[1] - 1)
+    loads = device_loads.copy()
+    loads[np.arange(len(loads)), heaviest] = np.inf
+    return np.argpartition(loads, num_partners - 1, axis=1)[:, :num_partners]
+
+
+def _unravel(best: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places in [P, K, K] from flat places."""
+    place, pair = np.divmod(best, width * width)
+    slot, other = np.divmod(pair, width)
+    return place, slot, other
 
 
 def node_experts(loads: np.ndarray, shape: SlotShape, affinity: np.ndarray | None = None) -> np.ndarray:
