@@ -67,20 +67,20 @@ def balance(
 ) -> ExpertPlacement:
     """The placement of experts with `loads` [L, E].
 
-    uncertainty: [L, E], what to add to a load for safety, in the loads' unit.
+    uncertainty: [L, E], added to a load when copies are handed out, in the loads' unit; packing goes by the loads.
     affinity: [L, G, G], tokens that use both groups; only on nodes. Experts are groups where num_groups is num_experts.
     max_exchanges: rounds of refinement, one exchange a layer and round.
     """
     loads = checked_loads(loads, shape.num_experts)
-    guarded = loads if uncertainty is None else loads + checked_loads(uncertainty, shape.num_experts)
+    widened = loads if uncertainty is None else loads + checked_loads(uncertainty, shape.num_experts)
     if not shape.is_hierarchical:
-        slots = _balance_rows(guarded, shape.num_devices, shape.slots_per_device, max_exchanges)
+        slots = _balance_rows(loads, widened, shape.num_devices, shape.slots_per_device, max_exchanges)
         return ExpertPlacement(slots, shape.num_devices, shape.num_experts)
-    experts = node_experts(guarded, shape, affinity)  # [L, nodes, E / nodes]
+    experts = node_experts(loads, shape, affinity)  # [L, nodes, E / nodes]
     rows = experts.reshape(-1, experts.shape[2])
-    node_loads = np.take_along_axis(np.repeat(guarded, shape.num_nodes, axis=0), rows, axis=1)
+    on_nodes = [np.take_along_axis(np.repeat(x, shape.num_nodes, axis=0), rows, axis=1) for x in (loads, widened)]
     devices = shape.num_devices // shape.num_nodes
-    held = _balance_rows(node_loads, devices, shape.slots_per_device, max_exchanges)
+    held = _balance_rows(*on_nodes, devices, shape.slots_per_device, max_exchanges)
     slots = np.take_along_axis(rows, held, axis=1).reshape(len(loads), -1)
     return ExpertPlacement(slots, shape.num_devices, shape.num_experts)
 
@@ -242,10 +242,12 @@ def _bring_together(groups: np.ndarray, by_group: np.ndarray, affinity: np.ndarr
     return np.argsort(node_of, axis=1, kind="stable").reshape(groups.shape)
 
 
-def _balance_rows(loads: np.ndarray, num_devices: int, slots_per_device: int, max_exchanges: int) -> np.ndarray:
-    """[b, S] experts of slots for loads [b, E] on devices that are all alike."""
+def _balance_rows(
+    loads: np.ndarray, widened: np.ndarray, num_devices: int, slots_per_device: int, max_exchanges: int
+) -> np.ndarray:
+    """[b, S] experts of slots for loads [b, E] on devices that are all alike; widened loads decide who gets copies."""
     num_slots = num_devices * slots_per_device
-    copies = choose_copies(loads, num_slots, num_devices)
+    copies = choose_copies(widened, num_slots, num_devices)
     per_copy = loads / copies
     order = np.argsort(-per_copy, axis=1, kind="stable")
     counts = np.take_along_axis(copies, order, axis=1)

@@ -1,0 +1,159 @@
+"""A rebalance plan: moves in order, what they cost and what they are expected to save. Also the dry run of an operator.
+
+A move is an investment: it is planned only if the rows it takes off the heaviest device, over the steps that the plan is
+expected to hold, are worth more time than the copy takes.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.experts.balancer import SlotShape, balance
+from runtime.experts.improvement import Improvement, improve
+from runtime.experts.moves import plan_moves
+from runtime.experts.placement import ExpertPlacement, Move
+from runtime.experts.shares import device_loads, imbalance, slot_shares
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """What a plan reckons with.
+
+    row_s: seconds that one more row on the heaviest device makes a layer longer. move_s: seconds that one move adds to
+    the steps it is made in, the price of a move. plan_life_steps: how long a placement is expected to stay right.
+    balance_weight: expert_balance_weight, in [0, 0.5]. confidence: standard errors of the load estimate that count as
+    load when a new placement hands out copies. max_moves: of one plan. max_rounds: changes a layer in one plan.
+    num_nodes, num_groups: more than one keeps groups of experts on their nodes.
+    """
+
+    row_s: float = 1e-6
+    move_s: float = 1e-3
+    plan_life_steps: int = 1000
+    balance_weight: float = 0.0
+    confidence: float = 0.0
+    max_moves: int = 64
+    max_rounds: int = 2
+    num_nodes: int = 1
+    num_groups: int = 1
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("row_s", 1e-12, 1.0),
+            ("move_s", 0.0, 60.0),
+            ("plan_life_steps", 1, 10**9),
+            ("balance_weight", 0.0, 0.5),
+            ("confidence", 0.0, 10.0),
+            ("max_moves", 1, 10**6),
+            ("max_rounds", 1, 1000),
+            ("num_nodes", 1, 4096),
+            ("num_groups", 1, 65536),
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= high):
+                raise ValueError(f"{name} must be in [{low}, {high}], not {value}")
+
+    @property
+    def min_saving(self) -> float:
+        """Rows a step that one move must take off the heaviest device of its layer."""
+        return self.move_s / (self.row_s * self.plan_life_steps)
+
+    @property
+    def nodes_apart(self) -> int:
+        """Nodes that experts may not leave: all or, without groups that divide over them, one."""
+        return self.num_nodes if self.num_nodes > 1 and self.num_groups % self.num_nodes == 0 else 1
+
+
+@dataclass(frozen=True, eq=False)
+class RebalancePlan:
+    """moves: in an order that can be served through. imbalance_before, imbalance_after: float64 [L], of the loads the
+    plan was made for. saved_rows: off the heaviest devices, summed over layers, a step. cost_s: all moves; saving_s:
+    over the plan's life."""
+
+    moves: tuple[Move, ...]
+    imbalance_before: np.ndarray
+    imbalance_after: np.ndarray
+    saved_rows: float
+    cost_s: float
+    saving_s: float
+
+
+def plan_improvement(
+    placement: ExpertPlacement, loads: np.ndarray, config: PlanConfig, pinned_layers: frozenset[int] = frozenset()
+) -> RebalancePlan:
+    """A few moves from what serves now, for loads [L, E] in rows a step; the layers that gain most a move come first."""
+    min_saving = np.full(placement.num_layers, config.min_saving)
+    min_saving[list(pinned_layers)] = np.inf
+    found = improve(
+        placement,
+        loads,
+        min_saving=min_saving,
+        balance_weight=config.balance_weight,
+        max_rounds=config.max_rounds,
+        num_nodes=config.nodes_apart,
+    )
+    return _plan(placement, found.placement, _cut(placement, found, config), loads, config)
+
+
+def plan_anew(
+    placement: ExpertPlacement,
+    loads: np.ndarray,
+    config: PlanConfig,
+    pinned_layers: frozenset[int] = frozenset(),
+    uncertainty: np.ndarray | None = None,
+) -> RebalancePlan:
+    """All moves to a placement made from nothing but the loads, however many: an operator's full rebalance.
+
+    Layers whose moves cost more than they save keep what they have.
+    """
+    shape = SlotShape(
+        placement.num_experts, placement.num_devices, placement.slots_per_device, config.num_groups, config.num_nodes
+    )
+    widening = None if uncertainty is None or config.confidence == 0 else config.confidence * uncertainty
+    target = balance(loads, shape, uncertainty=widening)
+    moves = plan_moves(placement, target, config.nodes_apart)
+    num_moves = np.bincount([move.layer for move in moves], minlength=placement.num_layers)
+    tops = [_on_devices(p, loads, config).max(axis=1) for p in (placement, target)]
+    is_worth = tops[0] - tops[1] > num_moves * config.min_saving
+    is_worth[list(pinned_layers)] = False
+    kept = tuple(move for move in moves if is_worth[move.layer])
+    return _plan(placement, target, kept, loads, config)
+
+
+def _cut(placement: ExpertPlacement, found: Improvement, config: PlanConfig) -> tuple[Move, ...]:
+    """Whole layers by falling saving a move, up to max_moves; the first one may be cut short."""
+    by_layer: dict[int, list[Move]] = {}
+    for move in plan_moves(placement, found.placement, config.nodes_apart):
+        by_layer.setdefault(move.layer, []).append(move)
+    kept: list[Move] = []
+    for layer in sorted(by_layer, key=lambda layer: -found.saved[layer] / len(by_layer[layer])):
+        if not kept or len(kept) + len(by_layer[layer]) <= config.max_moves:
+            kept += by_layer[layer]
+    return tuple(kept[: config.max_moves])
+
+
+def _plan(
+    before: ExpertPlacement, target: ExpertPlacement, moves: tuple[Move, ...], loads: np.ndarray, config: PlanConfig
+) -> RebalancePlan:
+    slot_experts = before.slot_experts.copy()
+    for move in moves:
+        old = slot_experts[move.layer, move.to_slot]
+        slot_experts[move.layer, move.to_slot] = move.expert
+        if move.is_exchange:
+            slot_experts[move.layer, move.from_slot] = old
+    after = ExpertPlacement(slot_experts, target.num_devices, target.num_experts)
+    was, becomes = _on_devices(before, loads, config), _on_devices(after, loads, config)
+    saved = float((was.max(axis=1) - becomes.max(axis=1)).sum())
+    num_copied = sum(2 if move.is_exchange else 1 for move in moves)
+    return RebalancePlan(
+        moves,
+        imbalance(was),
+        imbalance(becomes),
+        saved,
+        num_copied * config.move_s,
+        saved * config.row_s * config.plan_life_steps,
+    )
+
+
+def _on_devices(placement: ExpertPlacement, loads: np.ndarray, config: PlanConfig) -> np.ndarray:
+    return device_loads(placement, loads, slot_shares(placement, loads, config.balance_weight))
