@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from runtime.bench import adaptive, limits, offline, sweep, trace
+from runtime.bench import adaptive, experts, limits, offline, sweep, trace
 from runtime.bench.report import console, machine_stamp, print_table, write_json
 from runtime.errors import RuntimeFault
 
@@ -16,6 +16,7 @@ COMMANDS = {
         "batch sizes: latency, tokens/s, utilisation, zones; plots and a recommended configuration",
     ),
     "adaptive": (adaptive, "static batches, fixed rungs and the controller under a load that swings"),
+    "experts": (experts, "expert placement: imbalance by policy, after a shift, moves, plan time"),
     "limits": (limits, "rates of memory reads and of matrix products here and now"),
 }
 

@@ -47,7 +47,9 @@ def critical_path_gain(rows_without: np.ndarray, rows_with: np.ndarray, row_s: f
     """
     for name, rows in (("rows_without", rows_without), ("rows_with", rows_with)):
         if rows.ndim < 2 or rows.size == 0 or not np.isfinite(rows).all() or (rows < 0).any():
-            raise ValueError(f"{name} must be finite, not negative [steps, ..., devices], not {list(rows.shape)}")
+            raise ValueError(
+                f"{name} must be finite, not negative [steps, ..., devices], not {list(rows.shape)}"
+            )
     if not 0 < row_s < 1:
         raise ValueError(f"row_s must be in (0, 1), not {row_s}")
     if rows_without.sum() != rows_with.sum():

@@ -80,7 +80,9 @@ def _count_steps(path: Path) -> np.ndarray:
             raise ValueError(f"{path.name} holds {file.files}, not expert_ids")
         ids = file["expert_ids"]
     if ids.ndim != 3 or ids.dtype != np.uint8 or not 0 < ids.size < 10**9:
-        raise ValueError(f"{path.name}: expert_ids must be uint8 [tokens, layers, k], not {ids.dtype} {list(ids.shape)}")
+        raise ValueError(
+            f"{path.name}: expert_ids must be uint8 [tokens, layers, k], not {ids.dtype} {list(ids.shape)}"
+        )
     if ids.max() >= NUM_RECORDED_EXPERTS or len(ids) < 2 * WINDOW_TOKENS:
         raise ValueError(
             f"{path.name}: needs {2 * WINDOW_TOKENS} tokens or more and experts below {NUM_RECORDED_EXPERTS}, "
@@ -95,4 +97,6 @@ def _count_steps(path: Path) -> np.ndarray:
 
 
 def add_routing_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--routing", type=Path, metavar="DIR", help="folder with esft_routing_TASK.npz; default: an excerpt")
+    parser.add_argument(
+        "--routing", type=Path, metavar="DIR", help="folder with esft_routing_TASK.npz; default: an excerpt"
+    )

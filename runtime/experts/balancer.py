@@ -5,8 +5,8 @@ copies are packed; hierarchically where groups of experts divide over nodes. Wha
 
 - Two copies of an expert never share a device, by construction: copies are handed out in rounds of one slot for every
   device, and the one expert that may straddle two rounds avoids the devices it already has.
-- The packing is refined by exchanges between the heaviest device and light ones until no single exchange helps.
-- An uncertain load counts as more than its estimate (`widened`), so experts that may become hot get copies first.
+- The packing is refined by exchanges between the heaviest device and light ones for a few rounds.
+- Where copies are handed out an uncertain load counts as more than its estimate, so what may become hot gets them first.
 - On nodes, groups that are used by the same tokens are brought together while the nodes stay balanced.
 
 Everything is vectorised over layers: rows b below are layers, or layers times nodes. A load is any number proportional to
@@ -19,7 +19,8 @@ import numpy as np
 
 from runtime.experts.placement import ExpertPlacement
 
-MAX_PARTNERS = 4  # devices that the heaviest may exchange with; the lightest ones, where the best exchanges are
+MAX_PARTNERS = 4  # devices that the heaviest may exchange with: the lightest, where the best exchanges are
+EVEN_ENOUGH = 1e-3  # imbalance that is not worth an exchange; sampling noise is many times that
 NODE_SLACK = 0.02  # how far above the mean a node may come for the sake of affinity
 
 
@@ -37,7 +38,10 @@ class SlotShape:
     num_nodes: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.num_experts, self.num_devices, self.slots_per_device, self.num_groups, self.num_nodes) < 1:
+        if (
+            min(self.num_experts, self.num_devices, self.slots_per_device, self.num_groups, self.num_nodes)
+            < 1
+        ):
             raise ValueError(f"every number of {self} must be at least 1")
         if self.num_experts % self.num_groups:
             raise ValueError(f"num_groups {self.num_groups} does not divide num_experts {self.num_experts}")
@@ -45,7 +49,9 @@ class SlotShape:
             raise ValueError(f"num_nodes {self.num_nodes} does not divide num_devices {self.num_devices}")
         experts_of_node = self.num_experts // (self.num_nodes if self.is_hierarchical else 1)
         if not self.num_experts <= self.num_devices * self.slots_per_device:
-            raise ValueError(f"{self.num_experts} experts do not fit {self.num_devices} x {self.slots_per_device} slots")
+            raise ValueError(
+                f"{self.num_experts} experts do not fit {self.num_devices} x {self.slots_per_device} slots"
+            )
         if self.slots_per_device > experts_of_node:
             raise ValueError(
                 f"slots_per_device {self.slots_per_device} is more than the {experts_of_node} experts to choose from: "
@@ -63,7 +69,7 @@ def balance(
     *,
     uncertainty: np.ndarray | None = None,
     affinity: np.ndarray | None = None,
-    max_exchanges: int = 8,
+    max_exchanges: int = 4,
 ) -> ExpertPlacement:
     """The placement of experts with `loads` [L, E].
 
@@ -72,24 +78,27 @@ def balance(
     max_exchanges: rounds of refinement, one exchange a layer and round.
     """
     loads = checked_loads(loads, shape.num_experts)
-    widened = loads if uncertainty is None else loads + checked_loads(uncertainty, shape.num_experts)
+    loads = np.where(loads.sum(axis=1, keepdims=True) > 0, loads, 1.0)  # a layer without load counts as even
+    extra = np.zeros_like(loads) if uncertainty is None else checked_loads(uncertainty, *loads.shape[::-1])
     if not shape.is_hierarchical:
-        slots = _balance_rows(loads, widened, shape.num_devices, shape.slots_per_device, max_exchanges)
+        slots = _balance_rows(loads, extra, shape.num_devices, shape.slots_per_device, max_exchanges)
         return ExpertPlacement(slots, shape.num_devices, shape.num_experts)
     experts = node_experts(loads, shape, affinity)  # [L, nodes, E / nodes]
     rows = experts.reshape(-1, experts.shape[2])
-    on_nodes = [np.take_along_axis(np.repeat(x, shape.num_nodes, axis=0), rows, axis=1) for x in (loads, widened)]
+    of_nodes, extra = (
+        np.take_along_axis(np.repeat(x, shape.num_nodes, axis=0), rows, axis=1) for x in (loads, extra)
+    )
     devices = shape.num_devices // shape.num_nodes
-    held = _balance_rows(*on_nodes, devices, shape.slots_per_device, max_exchanges)
+    held = _balance_rows(of_nodes, extra, devices, shape.slots_per_device, max_exchanges)
     slots = np.take_along_axis(rows, held, axis=1).reshape(len(loads), -1)
     return ExpertPlacement(slots, shape.num_devices, shape.num_experts)
 
 
-def checked_loads(loads: np.ndarray, num_experts: int) -> np.ndarray:
-    """float64 [L, E]; ValueError unless finite, not negative and of that width. A layer without load counts as even."""
+def checked_loads(loads: np.ndarray, num_experts: int, num_layers: int | None = None) -> np.ndarray:
+    """float64 [L, E]; ValueError unless finite, not negative and of that shape (any number of layers if None)."""
     given = np.asarray(loads, dtype=np.float64)
-    if given.ndim != 2 or given.shape[1] != num_experts:
-        raise ValueError(f"loads must be [layers, {num_experts}], not {list(given.shape)}")
+    if given.ndim != 2 or given.shape != (num_layers or len(given), num_experts):
+        raise ValueError(f"loads must be [{num_layers or 'layers'}, {num_experts}], not {list(given.shape)}")
     if not np.isfinite(given).all() or (given < 0).any():
         raise ValueError("loads must be finite and not negative")
     return given
@@ -153,7 +162,9 @@ def exchange_with_heaviest(held: np.ndarray, per_copy: np.ndarray, max_exchanges
             break
         table = held[active]
         rows = np.arange(len(active))
-        weights = np.take_along_axis(per_copy[active], table.reshape(len(active), -1), axis=1).reshape(table.shape)
+        weights = np.take_along_axis(per_copy[active], table.reshape(len(active), -1), axis=1).reshape(
+            table.shape
+        )
         device_loads = weights.sum(axis=2)
         heaviest = device_loads.argmax(axis=1)
         top = device_loads[rows, heaviest]
@@ -167,7 +178,8 @@ def exchange_with_heaviest(held: np.ndarray, per_copy: np.ndarray, max_exchanges
         after[same.any(axis=3)[..., None] | same.any(axis=2)[:, :, None]] = np.inf
         after = after.reshape(len(active), -1)
         best = after.argmin(axis=1)
-        chosen = np.flatnonzero(after[rows, best] < top * (1 - 1e-9))
+        is_uneven = top > device_loads.mean(axis=1) * (1 + EVEN_ENOUGH)
+        chosen = np.flatnonzero((after[rows, best] < top * (1 - 1e-9)) & is_uneven)
         place, slot, other = _unravel(best[chosen], theirs.shape[2])
         layer, one, two = active[chosen], heaviest[chosen], partners[chosen, place]
         held[layer, one, slot], held[layer, two, other] = held[layer, two, other], held[layer, one, slot]
@@ -214,19 +226,25 @@ def _bring_together(groups: np.ndarray, by_group: np.ndarray, affinity: np.ndarr
     num_groups = num_nodes * width
     together = np.asarray(affinity, np.float64)
     if together.shape != (num_layers, num_groups, num_groups) or not np.isfinite(together).all():
-        raise ValueError(f"affinity must be finite [{num_layers}, {num_groups}, {num_groups}], not {list(together.shape)}")
+        raise ValueError(
+            f"affinity must be finite [{num_layers}, {num_groups}, {num_groups}], not {list(together.shape)}"
+        )
     together = together + together.swapaxes(1, 2)
     together[:, np.arange(num_groups), np.arange(num_groups)] = 0
     rows = np.arange(num_layers)
     node_of = np.empty((num_layers, num_groups), np.int64)
-    np.put_along_axis(node_of, groups.reshape(num_layers, -1), np.repeat(np.arange(num_nodes), width)[None], axis=1)
+    np.put_along_axis(
+        node_of, groups.reshape(num_layers, -1), np.repeat(np.arange(num_nodes), width)[None], axis=1
+    )
     for _ in range(4 * num_groups):
         member = node_of[:, :, None] == np.arange(num_nodes)  # [L, G, N]
         load = (by_group[:, :, None] * member).sum(axis=1)  # [L, N]
         limit = np.maximum(load.max(axis=1), load.mean(axis=1) * (1 + NODE_SLACK)) * (1 + 1e-12)
         ties = together @ member  # [L, G, N] tokens that each group shares with each node
         own = np.take_along_axis(ties, node_of[:, :, None], axis=2)[..., 0]
-        other = np.take_along_axis(ties, node_of[:, None, :].repeat(num_groups, axis=1), axis=2)  # [L, g, node of h]
+        other = np.take_along_axis(
+            ties, node_of[:, None, :].repeat(num_groups, axis=1), axis=2
+        )  # [L, g, node of h]
         gain = other + other.swapaxes(1, 2) - own[:, :, None] - own[:, None, :] - 2 * together
         heavier = by_group[:, None, :] - by_group[:, :, None]  # what g's node gains by taking h for g
         after = np.take_along_axis(load, node_of, axis=1)[:, :, None] + heavier
@@ -243,11 +261,18 @@ def _bring_together(groups: np.ndarray, by_group: np.ndarray, affinity: np.ndarr
 
 
 def _balance_rows(
-    loads: np.ndarray, widened: np.ndarray, num_devices: int, slots_per_device: int, max_exchanges: int
+    loads: np.ndarray, extra: np.ndarray, num_devices: int, slots_per_device: int, max_exchanges: int
 ) -> np.ndarray:
-    """[b, S] experts of slots for loads [b, E] on devices that are all alike; widened loads decide who gets copies."""
+    """[b, S] experts of slots for loads [b, E] on devices that are all alike.
+
+    Loads with what is `extra` for safety decide who gets copies; but where a copy alone is more than a device's mean
+    load, spare slots are so scarce that they go by the loads.
+    """
     num_slots = num_devices * slots_per_device
-    copies = choose_copies(widened, num_slots, num_devices)
+    copies = choose_copies(loads, num_slots, num_devices)
+    if extra.any():
+        has_room = (loads / copies).max(axis=1) * num_devices < loads.sum(axis=1)
+        copies = np.where(has_room[:, None], choose_copies(loads + extra, num_slots, num_devices), copies)
     per_copy = loads / copies
     order = np.argsort(-per_copy, axis=1, kind="stable")
     counts = np.take_along_axis(copies, order, axis=1)

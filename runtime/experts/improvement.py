@@ -15,7 +15,7 @@ import numpy as np
 
 from runtime.experts.balancer import checked_loads, lightest_devices
 from runtime.experts.placement import ExpertPlacement
-from runtime.experts.shares import device_loads, slot_shares
+from runtime.experts.shares import slot_shares
 
 MAX_SPARES = 12  # spare slots that a round looks at: those on the devices with the least other load
 
@@ -64,8 +64,8 @@ def improve(
     balance_weight: expert_balance_weight; above 0 copies are taken to share as levels the devices, else equally.
     num_nodes: more than one keeps every expert on its node (hierarchical placements).
     """
-    loads = checked_loads(loads, placement.num_experts)
     num_layers = placement.num_layers
+    loads = checked_loads(loads, placement.num_experts, num_layers)
     min_saving = np.broadcast_to(np.asarray(min_saving, np.float64), (num_layers,))
     shares = slot_shares(placement, loads, 0.5 if balance_weight > 0 else 0.0)
     on_slot = np.take_along_axis(loads, placement.slot_experts, axis=1) * shares
@@ -88,17 +88,13 @@ def improve(
         moves.append(moves[-1] + made)
         tables.append(rows.held.copy())
     saved = tops[0] - np.array(tops)  # [rounds, L]
-    net = saved - np.array(moves) * min_saving
+    price = np.where(np.isfinite(min_saving), min_saving, 0)  # nothing was moved where it is not
+    net = saved - np.array(moves) * price
     best = np.argmax(net - 1e-12 * np.array(moves) * (tops[0] + 1e-300), axis=0)
     layer = np.arange(num_layers)
     table = np.array(tables)[best, layer]
     after = ExpertPlacement(table, placement.num_devices, placement.num_experts)
     return Improvement(after, saved[best, layer], np.array(moves)[best, layer])
-
-
-def heaviest(placement: ExpertPlacement, loads: np.ndarray, balance_weight: float = 0.0) -> np.ndarray:
-    """[L]: the load of the heaviest device of each layer."""
-    return device_loads(placement, loads, slot_shares(placement, loads, balance_weight)).max(axis=1)
 
 
 def _round(rows: _Rows, min_saving: np.ndarray, active: np.ndarray, is_levelled: bool) -> np.ndarray:
@@ -146,7 +142,9 @@ def _best_copy(
     given = np.take_along_axis(rows.on_slot, sources, axis=1)  # [b, K]
     displaced = np.take_along_axis(rows.on_slot, spares, axis=1)  # [b, R]
     rest = np.take_along_axis(rest, spares, axis=1)
-    others = _other_devices(rows, by_device, spares)  # [b, R, S]: loads of devices with the displaced expert, else inf
+    others = _other_devices(
+        rows, by_device, spares
+    )  # [b, R, S]: loads of devices with the displaced expert, else inf
     top = by_device[i, top_device]
     if is_levelled:
         amount = np.clip((top[:, None, None] - rest[:, None]) / 2, 0, given[..., None])  # [b, K, R]
@@ -200,12 +198,14 @@ def _best_exchange(
     partners = lightest_devices(by_device, top_device)  # [b, P]
     mine = top_device[:, None] * width + np.arange(width)  # [b, K]
     theirs = (partners[..., None] * width + np.arange(width)).reshape(len(i), -1)  # [b, P * K]
-    change = np.take_along_axis(rows.on_slot, mine, axis=1)[..., None] - np.take_along_axis(
-        rows.on_slot, theirs, axis=1
-    )[:, None]  # [b, K, P * K]
+    change = (
+        np.take_along_axis(rows.on_slot, mine, axis=1)[..., None]
+        - np.take_along_axis(rows.on_slot, theirs, axis=1)[:, None]
+    )  # [b, K, P * K]
     top = by_device[i, top_device]
     after = np.maximum(
-        top[:, None, None] - change, np.repeat(by_device[i[:, None], partners], width, axis=1)[:, None] + change
+        top[:, None, None] - change,
+        np.repeat(by_device[i[:, None], partners], width, axis=1)[:, None] + change,
     )
     one, two = np.take_along_axis(rows.held, mine, axis=1), np.take_along_axis(rows.held, theirs, axis=1)
     same = (one[..., None] == two[:, None]).reshape(len(i), width, -1, width)  # [b, K, P, K]
@@ -215,7 +215,9 @@ def _best_exchange(
     copies = [np.take_along_axis(rows.copies, experts, axis=1) for experts in (one, two)]
     has_spare = (copies[0][..., None] > 1) | (copies[1][:, None] > 1)
     num_moves = np.where(has_spare | (rows.held.shape[1] == rows.loads.shape[1]), 2, 4)
-    net = (top[:, None, None] - after - num_moves * np.maximum(min_saving, 1e-9 * top)[:, None, None]).reshape(len(i), -1)
+    net = (
+        top[:, None, None] - after - num_moves * np.maximum(min_saving, 1e-9 * top)[:, None, None]
+    ).reshape(len(i), -1)
     best = net.argmax(axis=1)
     slot, other = np.divmod(best, theirs.shape[1])
     return net[i, best], (mine[i, slot], theirs[i, other]), num_moves[i, slot, other]

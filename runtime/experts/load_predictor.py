@@ -144,7 +144,9 @@ class LoadPredictor:
         if last is None:
             return Source.LAST_WINDOW
         limit = last * (1 - self.config.margin)
-        known = {s: e for s, e in self._errors.items() if s in forecasts and self._scored[s] >= 2 and e < limit}
+        known = {
+            s: e for s, e in self._errors.items() if s in forecasts and self._scored[s] >= 2 and e < limit
+        }
         return min(known, key=known.__getitem__, default=Source.LAST_WINDOW)
 
     def _forecasts(self, mix: Mapping[str, float] | None, hour: int | None) -> dict[Source, np.ndarray]:
@@ -173,13 +175,17 @@ class LoadPredictor:
         if forecasts:
             used = forecasts.get(self.source, forecasts[Source.LAST_WINDOW])
             squares = (window - used) ** 2
-            self._squares = squares if self._squares is None else self._squares + gain * (squares - self._squares)
+            self._squares = (
+                squares if self._squares is None else self._squares + gain * (squares - self._squares)
+            )
 
     def _learn(self, window: np.ndarray, mix: Mapping[str, float] | None, hour: int | None) -> None:
         config, now = self.config, self.num_windows
         cluster = self._learn_cluster(window)
         if self._average is None or distance(self._average.rates, window) > config.jump:
-            self._average = _Rates(cluster.rates, seen=now)  # what such traffic was like before, if it ever came
+            self._average = _Rates(
+                cluster.rates, seen=now
+            )  # what such traffic was like before, if it ever came
         else:
             self._average.add(window, _gain(config.average_half_life), now)
         if mix is not None:
@@ -208,7 +214,9 @@ class LoadPredictor:
         new = {key: part for key, part in mix.items() if key not in self._keys}
         if known:
             missing = window - _mixture(self._keys, known) * sum(known.values())
-            if new:  # what the known keys do not explain is the new ones'; from now on they are learned together
+            if (
+                new
+            ):  # what the known keys do not explain is the new ones'; from now on they are learned together
                 missing = missing - window * sum(new.values())
             norm = sum(part * part for part in known.values())
             for key, part in known.items():
@@ -225,7 +233,9 @@ class LoadPredictor:
     def _shares_of(self, counts: np.ndarray) -> np.ndarray | None:
         given = np.asarray(counts, np.float64)
         if given.shape != (self.num_layers, self.num_experts):
-            raise ValueError(f"counts must be [{self.num_layers}, {self.num_experts}], not {list(given.shape)}")
+            raise ValueError(
+                f"counts must be [{self.num_layers}, {self.num_experts}], not {list(given.shape)}"
+            )
         if not np.isfinite(given).all() or (given < 0).any():
             raise ValueError("counts must be finite and not negative")
         total = given.sum(axis=1, keepdims=True)

@@ -160,10 +160,14 @@ def _match_devices(shared: np.ndarray, num_nodes: int) -> np.ndarray:
     blocks = shared.reshape(num_layers, num_nodes, per_node, num_nodes, per_node)
     node_of = _match_greedily(blocks.sum(axis=(2, 4)))  # [l, nodes]
     same_node = blocks.transpose(0, 1, 3, 2, 4)[np.arange(num_layers)[:, None], np.arange(num_nodes), node_of]
-    within = _match_greedily(same_node.reshape(-1, per_node, per_node)).reshape(num_layers, num_nodes, per_node)
+    within = _match_greedily(same_node.reshape(-1, per_node, per_node)).reshape(
+        num_layers, num_nodes, per_node
+    )
     matched = (node_of[:, :, None] * per_node + within).reshape(num_layers, num_devices)
     stay = np.broadcast_to(np.arange(num_devices), matched.shape)
-    kept = [np.take_along_axis(shared, choice[:, :, None], axis=2).sum(axis=(1, 2)) for choice in (matched, stay)]
+    kept = [
+        np.take_along_axis(shared, choice[:, :, None], axis=2).sum(axis=(1, 2)) for choice in (matched, stay)
+    ]
     return np.where((kept[0] > kept[1])[:, None], matched, stay)
 
 

@@ -34,8 +34,10 @@ class ExpertPlacement:
         num_slots = given.shape[1]
         if self.num_devices < 1 or num_slots == 0 or num_slots % self.num_devices:
             raise ValueError(f"{num_slots} slots do not divide over num_devices {self.num_devices}")
-        if given.size and not (0 <= given.min() and given.max() < self.num_experts):
-            raise ValueError(f"slot_experts must lie in [0, {self.num_experts}), not [{given.min()}, {given.max()}]")
+        if given.size and not (given.min() >= 0 and given.max() < self.num_experts):
+            raise ValueError(
+                f"slot_experts must lie in [0, {self.num_experts}), not [{given.min()}, {given.max()}]"
+            )
         slot_experts = given.astype(np.int32)  # a copy
         slot_experts.flags.writeable = False
         object.__setattr__(self, "slot_experts", slot_experts)
@@ -45,7 +47,9 @@ class ExpertPlacement:
         missing = np.argwhere(self.copies == 0)
         if len(missing):
             layer, expert = missing[0]
-            raise ValueError(f"layer {layer}: expert {expert} has no slot ({len(missing)} such experts in all layers)")
+            raise ValueError(
+                f"layer {layer}: expert {expert} has no slot ({len(missing)} such experts in all layers)"
+            )
         by_device = np.sort(self.device_experts, axis=-1)
         twice = np.argwhere(by_device[..., 1:] == by_device[..., :-1])
         if len(twice):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.experts.balancer import SlotShape, balance
+from runtime.experts.balancer import SlotShape, balance, checked_loads
 from runtime.experts.improvement import Improvement, improve
 from runtime.experts.moves import plan_moves
 from runtime.experts.placement import ExpertPlacement, Move
@@ -31,7 +31,7 @@ class PlanConfig:
     move_s: float = 1e-3
     plan_life_steps: int = 1000
     balance_weight: float = 0.0
-    confidence: float = 0.0
+    confidence: float = 2.0
     max_moves: int = 64
     max_rounds: int = 2
     num_nodes: int = 1
@@ -79,11 +79,14 @@ class RebalancePlan:
 
 
 def plan_improvement(
-    placement: ExpertPlacement, loads: np.ndarray, config: PlanConfig, pinned_layers: frozenset[int] = frozenset()
+    placement: ExpertPlacement,
+    loads: np.ndarray,
+    config: PlanConfig,
+    pinned_layers: frozenset[int] = frozenset(),
 ) -> RebalancePlan:
     """A few moves from what serves now, for loads [L, E] in rows a step; the layers that gain most a move come first."""
     min_saving = np.full(placement.num_layers, config.min_saving)
-    min_saving[list(pinned_layers)] = np.inf
+    min_saving[_checked(pinned_layers, placement)] = np.inf
     found = improve(
         placement,
         loads,
@@ -106,8 +109,13 @@ def plan_anew(
 
     Layers whose moves cost more than they save keep what they have.
     """
+    loads = checked_loads(loads, placement.num_experts, placement.num_layers)
     shape = SlotShape(
-        placement.num_experts, placement.num_devices, placement.slots_per_device, config.num_groups, config.num_nodes
+        placement.num_experts,
+        placement.num_devices,
+        placement.slots_per_device,
+        config.num_groups,
+        config.num_nodes,
     )
     widening = None if uncertainty is None or config.confidence == 0 else config.confidence * uncertainty
     target = balance(loads, shape, uncertainty=widening)
@@ -115,7 +123,7 @@ def plan_anew(
     num_moves = np.bincount([move.layer for move in moves], minlength=placement.num_layers)
     tops = [_on_devices(p, loads, config).max(axis=1) for p in (placement, target)]
     is_worth = tops[0] - tops[1] > num_moves * config.min_saving
-    is_worth[list(pinned_layers)] = False
+    is_worth[_checked(pinned_layers, placement)] = False
     kept = tuple(move for move in moves if is_worth[move.layer])
     return _plan(placement, target, kept, loads, config)
 
@@ -133,7 +141,11 @@ def _cut(placement: ExpertPlacement, found: Improvement, config: PlanConfig) -> 
 
 
 def _plan(
-    before: ExpertPlacement, target: ExpertPlacement, moves: tuple[Move, ...], loads: np.ndarray, config: PlanConfig
+    before: ExpertPlacement,
+    target: ExpertPlacement,
+    moves: tuple[Move, ...],
+    loads: np.ndarray,
+    config: PlanConfig,
 ) -> RebalancePlan:
     slot_experts = before.slot_experts.copy()
     for move in moves:
@@ -157,3 +169,10 @@ def _plan(
 
 def _on_devices(placement: ExpertPlacement, loads: np.ndarray, config: PlanConfig) -> np.ndarray:
     return device_loads(placement, loads, slot_shares(placement, loads, config.balance_weight))
+
+
+def _checked(pinned_layers: frozenset[int], placement: ExpertPlacement) -> list[int]:
+    outside = sorted(layer for layer in pinned_layers if not 0 <= layer < placement.num_layers)
+    if outside:
+        raise ValueError(f"pinned_layers must be in [0, {placement.num_layers}), not {outside}")
+    return sorted(pinned_layers)

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from runtime.experts.balancer import checked_loads
 from runtime.experts.placement import ExpertPlacement, Move
 from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan, plan_improvement
 from runtime.experts.shares import copy_shares, slot_shares
@@ -76,7 +77,7 @@ class RebalanceObservation:
     expert_load: busiest device over the mean, times the step's share of its target (`Observation.expert_load`).
     loads: float [L, E], expected rows of each expert in a step, from `LoadPredictor`.
     recent: float [L, E], rows of the last step or few, for the shares of copies; `loads` if None.
-    num_applied: moves of the current plan that are applied. is_paused: an operator says stop.
+    num_applied: moves applied since the last choice with is_new_plan. is_paused: an operator says stop.
     pinned_layers: layers whose placement stays as it is.
     """
 
@@ -106,9 +107,9 @@ class RebalanceState:
 
 @dataclass(frozen=True, eq=False)
 class RebalanceChoice:
-    """moves: to apply in the next step, in this order; the engine drops what it has not applied of an older plan when
-    is_new_plan. shares: float32 [L, E, C] for the placement observed, None where nothing is known. alarm: a sentence
-    for the operator while one stands."""
+    """moves: to apply in the next step, in this order. is_new_plan: a plan began or ended; what the engine has not applied
+    of an older one it drops, and it counts applied moves anew. shares: float32 [L, E, C] for the placement observed, None
+    where nothing is known. alarm: a sentence for the operator while one stands."""
 
     moves: tuple[Move, ...]
     reason: Reason
@@ -138,8 +139,8 @@ def decide_rebalancing(
         "saving_s": plan.saving_s if plan else None,
         "cost_s": plan.cost_s if plan else None,
     }
-    is_new = plan is not before.plan
-    return state, RebalanceChoice(moves, reason, _shares(obs, config), state.alarm, is_new, inputs)
+    shares = _shares(obs, config)
+    return state, RebalanceChoice(moves, reason, shares, state.alarm, plan is not before.plan, inputs)
 
 
 def _decide(
@@ -166,10 +167,8 @@ def _decide(
     if not plan.moves or plan.saving_s <= plan.cost_s:
         return replace(state, ended_s=now_s), (), Reason.NOT_WORTH
     given = plan.moves[: config.moves_per_step]
-    started = replace(
-        state, plan=plan, num_given=len(given), num_applied=0, started_s=now_s, progress_s=now_s
-    )
-    return started, given, Reason.STARTED
+    state = replace(state, plan=plan, num_given=len(given), num_applied=0)
+    return replace(state, started_s=now_s, progress_s=now_s), given, Reason.STARTED
 
 
 def _carry_on(
@@ -196,10 +195,12 @@ def _carry_on(
         return replace(_dropped(state, now_s), alarm=alarm), (), Reason.OVERDUE
     if is_stale:
         return state, (), Reason.STALE
+    if any(move.layer in obs.pinned_layers for move in plan.moves[applied:]):
+        return _dropped(state, now_s), (), Reason.CHANGED_UNDER_PLAN
     if applied < state.num_given:
         return state, (), Reason.WAITING
     given = plan.moves[applied : applied + config.moves_per_step]
-    if any(move.layer in obs.pinned_layers for move in given) or not _can_apply(obs.placement, given[0]):
+    if not _can_apply(obs.placement, given[0]):
         return _dropped(state, now_s), (), Reason.CHANGED_UNDER_PLAN
     return replace(state, num_given=applied + len(given)), given, Reason.MOVING
 
@@ -221,4 +222,5 @@ def _shares(obs: RebalanceObservation, config: RebalanceConfig) -> np.ndarray | 
     recent = obs.loads if obs.recent is None else obs.recent
     if recent is None:
         return None
+    recent = checked_loads(recent, obs.placement.num_experts, obs.placement.num_layers)
     return copy_shares(obs.placement, slot_shares(obs.placement, recent, config.plan.balance_weight))

@@ -11,7 +11,9 @@ from runtime.experts.placement import ExpertPlacement
 LEVELLING_ROUNDS = 16
 
 
-def device_loads(placement: ExpertPlacement, loads: np.ndarray, shares: np.ndarray | None = None) -> np.ndarray:
+def device_loads(
+    placement: ExpertPlacement, loads: np.ndarray, shares: np.ndarray | None = None
+) -> np.ndarray:
     """[L, D]: the load of each device for expert loads [L, E]; slot shares [L, S] default to equal ones."""
     shares = equal_shares(placement) if shares is None else shares
     on_slots = np.take_along_axis(loads, placement.slot_experts, axis=1) * shares
@@ -45,7 +47,9 @@ def slot_shares(placement: ExpertPlacement, loads: np.ndarray, weight: float) ->
 def copy_shares(placement: ExpertPlacement, shares: np.ndarray) -> np.ndarray:
     """float32 [L, E, C] in the order of `placement.expert_slots`, zero where there is no copy."""
     slots = placement.expert_slots
-    picked = np.take_along_axis(shares, np.maximum(slots, 0).reshape(len(slots), -1), axis=1).reshape(slots.shape)
+    picked = np.take_along_axis(shares, np.maximum(slots, 0).reshape(len(slots), -1), axis=1).reshape(
+        slots.shape
+    )
     return np.where(slots >= 0, picked, 0).astype(np.float32)
 
 

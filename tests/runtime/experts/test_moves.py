@@ -18,7 +18,9 @@ def placement_pairs(draw):
     layers = draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return tuple(
-        ExpertPlacement(np.stack([random_row(rng, experts, devices, slots) for _ in range(layers)]), devices, experts)
+        ExpertPlacement(
+            np.stack([random_row(rng, experts, devices, slots) for _ in range(layers)]), devices, experts
+        )
         for _ in range(2)
     )
 
@@ -71,7 +73,9 @@ def test_renamed_slots_and_devices_cost_nothing():
 
 def test_nodes_keep_their_devices_together():
     before = ExpertPlacement(np.array([[0, 1, 2, 3, 4, 5, 6, 7]]), 4, 8)
-    swapped = ExpertPlacement(np.array([[4, 5, 6, 7, 2, 3, 0, 1]]), 4, 8)  # nodes and one node's devices renamed
+    swapped = ExpertPlacement(
+        np.array([[4, 5, 6, 7, 2, 3, 0, 1]]), 4, 8
+    )  # nodes and one node's devices renamed
     assert plan_moves(before, swapped, num_nodes=2) == ()
     across = ExpertPlacement(np.array([[0, 1, 4, 5, 2, 3, 6, 7]]), 4, 8)
     assert plan_moves(before, across) == ()
@@ -81,7 +85,9 @@ def test_nodes_keep_their_devices_together():
 def test_a_ring_turns_by_way_of_a_spare_slot():
     before = ExpertPlacement(np.array([[0, 3, 1, 4, 2, 3]]), 3, 5)
     after = ExpertPlacement(np.array([[1, 3, 0, 4, 2, 3]]), 3, 5)
-    assert plan_moves(before, after) == (  # expert 0 waits in slot 5, on the device that is no part of the ring
+    assert plan_moves(
+        before, after
+    ) == (  # expert 0 waits in slot 5, on the device that is no part of the ring
         Move(0, 5, 0, 0),
         Move(0, 0, 1, 2),
         Move(0, 2, 0, 5),

@@ -1,0 +1,203 @@
+"""Placements made from one window of traffic and judged on the next, never on what they were made from. Imports no JAX.
+
+Imbalance is (max - mean) / mean of the tokens on the devices in the judged window, by layer.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from runtime.bench.expert_bound import lowest_top
+from runtime.bench.expert_loads import (
+    NUM_RECORDED_EXPERTS,
+    SYNTHETIC_EXPERTS,
+    SYNTHETIC_LAYERS,
+    SYNTHETIC_STEP_TOKENS,
+    SYNTHETIC_WINDOW_TOKENS,
+    WINDOW_TOKENS,
+    RecordedLoads,
+    draw,
+    zipf_rates,
+)
+from runtime.experts.balancer import SlotShape, balance
+from runtime.experts.greedy_balancer import greedy_slots
+from runtime.experts.load_predictor import LoadPredictor, Prediction
+from runtime.experts.placement import ExpertPlacement
+from runtime.experts.shares import device_loads, imbalance, slot_shares
+
+CONFIDENCE = 2.0  # standard errors of the forecast that count when copies are handed out
+FULL_WEIGHT = 0.5  # expert_balance_weight
+STEP_GAIN = 0.5  # weight of the last step in the average that shares of copies follow
+HISTORY_WINDOWS = 8
+STEPS_PER_WINDOW = SYNTHETIC_WINDOW_TOKENS // SYNTHETIC_STEP_TOKENS
+Windows = Sequence[tuple[str, np.ndarray]]  # (traffic key, counts [steps, L, E])
+
+
+def replay_recorded(loads: RecordedLoads, num_devices: int, slots_per_device: int) -> dict[str, Any]:
+    """Every policy on all pairs of consecutive windows, task after task, and what the change of task costs."""
+    windows = loads.windows()
+    shape = SlotShape(NUM_RECORDED_EXPERTS, num_devices, slots_per_device)
+    policies = judge(windows, 1, shape, has_keys=False)
+    is_change = np.array([a[0] != b[0] for a, b in itertools.pairwise(windows)])
+    return {
+        "devices": num_devices,
+        "slots_per_device": slots_per_device,
+        "pairs_of_windows": len(is_change),
+        "changes_of_task": int(is_change.sum()),
+        "policies": {name: _summary(found, is_change) for name, found in policies.items()},
+    }
+
+
+def held_out(loads: RecordedLoads, num_devices: int, slots_per_device: int, block: int) -> dict[str, Any]:
+    """The first half of each task is history; the second halves are judged, tasks taking turns every `block` windows.
+
+    With keys, callers say which task the next window is of; without, the predictor has only counts.
+    """
+    by_task: dict[str, list[tuple[str, np.ndarray]]] = {}
+    for task, window in loads.windows():
+        by_task.setdefault(task, []).append((task, window))
+    half = min(map(len, by_task.values())) // 2
+    history = [window for windows in by_task.values() for window in windows[:half]]
+    judged = [
+        window
+        for first in range(half, 2 * half, block)
+        for windows in by_task.values()
+        for window in windows[first : min(first + block, 2 * half)]
+    ]
+    shape = SlotShape(NUM_RECORDED_EXPERTS, num_devices, slots_per_device)
+    found = {keys: judge([*history, *judged], len(history), shape, has_keys=keys) for keys in (False, True)}
+    return {
+        "windows_in_a_row": block,
+        "judged_windows": len(judged),
+        "last_window": _mean(found[False]["last_window"]),
+        "predicted": _mean(found[False]["predicted"]),
+        "predicted_with_keys": _mean(found[True]["predicted"]),
+        "oracle": _mean(found[False]["oracle"]),
+    }
+
+
+def judge(windows: Windows, first_judged: int, shape: SlotShape, has_keys: bool) -> dict[str, np.ndarray]:
+    """Imbalance [pairs, L] of each policy, from window first_judged on."""
+    num_layers = windows[0][1].shape[1]
+    predictor = LoadPredictor(num_layers, shape.num_experts)
+    even = ExpertPlacement.uniform(num_layers, shape.num_experts, shape.num_devices, shape.slots_per_device)
+    found: dict[str, list[np.ndarray]] = {}
+    for i, (key, steps) in enumerate(windows):
+        mix = {key: float(WINDOW_TOKENS)} if has_keys else None
+        prediction = predictor.predict(mix)
+        if i >= first_judged:
+            judged = _judge_window(windows[i - 1][1], prediction, steps, even, shape)
+            for name, value in judged.items():
+                found.setdefault(name, []).append(value)
+        predictor.observe(steps.sum(axis=0), mix)
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def _judge_window(
+    before: np.ndarray, prediction: Prediction, steps: np.ndarray, even: ExpertPlacement, shape: SlotShape
+) -> dict[str, np.ndarray]:
+    """Imbalance [L] of each policy in the window of `steps` [steps, L, E]; `before` is the window before it."""
+    last, window = before.sum(axis=0).astype(float), steps.sum(axis=0).astype(float)
+    from_last = balance(last, shape)
+    predicted = balance(prediction.loads, shape, uncertainty=CONFIDENCE * prediction.uncertainty)
+    oracle = balance(window, shape)
+    greedy = greedy_slots(last, shape.num_devices, shape.slots_per_device)
+    return {
+        "no_balancing": imbalance(device_loads(even, window)),
+        "published_greedy": imbalance(_loads_of_slots(greedy, window, shape)),
+        "last_window": imbalance(device_loads(from_last, window)),
+        "predicted": imbalance(device_loads(predicted, window)),
+        "last_window_leaning": imbalance(_leaning(from_last, before[-1].astype(float), steps)),
+        "predicted_leaning": imbalance(_leaning(predicted, before[-1].astype(float), steps)),
+        "oracle": imbalance(device_loads(oracle, window)),
+        "oracle_leaning": imbalance(device_loads(oracle, window, slot_shares(oracle, window, FULL_WEIGHT))),
+    }
+
+
+def _leaning(placement: ExpertPlacement, recent: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """[L, D] of a window whose copies share, in every step, by what the steps before it were like."""
+    total = np.zeros((placement.num_layers, placement.num_devices))
+    for step in steps:
+        total += device_loads(placement, step, slot_shares(placement, recent, FULL_WEIGHT))
+        recent = recent + STEP_GAIN * (step - recent)
+    return total
+
+
+def _loads_of_slots(slots: np.ndarray, loads: np.ndarray, shape: SlotShape) -> np.ndarray:
+    """[L, D] for a bare slot table, which may hold an expert twice on a device."""
+    rows = np.arange(len(slots))[:, None]
+    copies = np.zeros(loads.shape)
+    np.add.at(copies, (rows, slots), 1)
+    return (
+        np.take_along_axis(loads / copies, slots, axis=1)
+        .reshape(len(slots), shape.num_devices, -1)
+        .sum(axis=2)
+    )
+
+
+def replay_synthetic(
+    num_devices: int, slots_per_device: int, num_seeds: int, num_groups: int = 1, num_nodes: int = 1
+) -> dict[str, Any]:
+    """Unchanging Zipf loads: what sampling alone costs. The ninth window is judged, the eight before it are seen."""
+    shape = SlotShape(SYNTHETIC_EXPERTS, num_devices, slots_per_device, num_groups, num_nodes)
+    found: dict[str, list[np.ndarray]] = {}
+    for seed in range(num_seeds):
+        rng = np.random.default_rng(seed)
+        rates = zipf_rates(rng)
+        predictor = LoadPredictor(SYNTHETIC_LAYERS, SYNTHETIC_EXPERTS)
+        last = np.zeros(rates.shape)
+        for _ in range(HISTORY_WINDOWS):
+            last = draw(rng, rates, SYNTHETIC_WINDOW_TOKENS).astype(float)
+            predictor.observe(last)
+        steps = np.array([draw(rng, rates, SYNTHETIC_STEP_TOKENS) for _ in range(STEPS_PER_WINDOW)])
+        window = steps.sum(axis=0).astype(float)
+        prediction = predictor.predict()
+        predicted = balance(prediction.loads, shape, uncertainty=CONFIDENCE * prediction.uncertainty)
+        unwidened, from_last, known, oracle = (
+            balance(loads, shape) for loads in (prediction.loads, last, rates, window)
+        )
+        mean = window.sum(axis=1) / num_devices
+        values = {
+            "published_greedy": imbalance(
+                _loads_of_slots(
+                    greedy_slots(last, num_devices, slots_per_device, num_groups, num_nodes), window, shape
+                )
+            ),
+            "last_window": imbalance(device_loads(from_last, window)),
+            "predicted": imbalance(device_loads(predicted, window)),
+            "predicted_unwidened": imbalance(device_loads(unwidened, window)),
+            "predicted_leaning": imbalance(
+                _leaning(unwidened, prediction.loads * steps[0].sum(axis=1)[:, None], steps)
+            ),
+            "true_rates": imbalance(device_loads(known, window)),
+            "oracle": imbalance(device_loads(oracle, window)),
+            "oracle_leaning": imbalance(
+                device_loads(oracle, window, slot_shares(oracle, window, FULL_WEIGHT))
+            ),
+            "lower_bound": lowest_top(window, num_devices, slots_per_device) / mean - 1,
+        }
+        for name, value in values.items():
+            found.setdefault(name, []).append(value)
+    return {
+        "devices": num_devices,
+        "slots_per_device": slots_per_device,
+        "nodes": num_nodes,
+        "groups": num_groups,
+        "seeds": num_seeds,
+        "policies": {name: _summary(np.array(value)) for name, value in found.items()},
+    }
+
+
+def _summary(values: np.ndarray, is_change: np.ndarray | None = None) -> dict[str, float]:
+    """Of imbalance [pairs, L]: the mean, and the layer with the highest mean over pairs."""
+    found = {"mean": _mean(values), "worst_layer": round(float(values.mean(axis=0).max()), 4)}
+    if is_change is not None:
+        found["within_a_task"] = _mean(values[~is_change])
+        found["at_a_change"] = _mean(values[is_change])
+    return found
+
+
+def _mean(values: np.ndarray) -> float:
+    return round(float(values.mean()), 4)

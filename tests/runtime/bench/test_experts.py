@@ -1,0 +1,82 @@
+"""The experts' benchmark: what it judges, that targets hold where they did, and its command."""
+
+import json
+
+import numpy as np
+import pytest
+
+from runtime.bench import experts
+from runtime.bench.__main__ import main
+from runtime.bench.expert_loads import read_recorded
+from runtime.bench.expert_replay import held_out, judge, replay_synthetic
+from runtime.bench.expert_shift import replay_shift, skew_model
+from runtime.experts.balancer import SlotShape
+
+
+def test_a_window_is_never_judged_on_what_its_placement_was_made_from():
+    """With windows that have nothing in common a placement of the window before must be bad, the oracle's good."""
+    rng = np.random.default_rng(0)
+    windows = []
+    for turn in range(4):
+        counts = np.ones((8, 2, 64), np.int64)
+        counts[:, :, rng.permutation(64)[:16]] = 100
+        windows.append((f"task {turn}", counts))
+    found = judge(windows, 1, SlotShape(64, 8, 9), has_keys=False)
+    assert found["last_window"].shape == (3, 2)
+    assert found["oracle"].mean() < 0.1
+    assert found["last_window"].mean() > 0.3
+
+
+def test_keys_beat_the_last_window_on_held_out_halves():
+    found = held_out(read_recorded(None), 8, 9, block=2)
+    assert found["judged_windows"] == 12
+    assert found["predicted_with_keys"] < 0.1 < found["predicted"] < found["last_window"]
+
+
+def test_steady_synthetic_loads():
+    found = replay_synthetic(32, 9, num_seeds=1)["policies"]
+    assert found["lower_bound"]["mean"] <= found["oracle"]["mean"] < found["true_rates"]["mean"]
+    assert found["predicted"]["mean"] < found["last_window"]["mean"] < 0.1
+
+
+def test_a_shift_is_repaired_within_the_limit_of_moves():
+    found = replay_shift(32, 9, num_seeds=1, moves_per_step=8, balance_weight=0.5, num_steps=50)
+    assert found["after_shift_50_steps"] <= 0.25
+    assert found["old_placement"] > 0.6
+    assert found["moves"] <= 8 * 50
+    assert found["after_steps"]["1"] > found["after_shift_50_steps"]
+
+
+def test_the_skew_model_stays_below_its_bound():
+    found = skew_model(1e-6)
+    assert 1.5 < found["critical_path_gain"] <= found["bound"]
+
+
+def test_the_command_writes_every_figure(tmp_path, monkeypatch):
+    monkeypatch.setattr(experts, "RECORDED_SHAPES", ((8, 9),))
+    monkeypatch.setattr(experts, "SYNTHETIC_SHAPES", ((32, 9), (144, 2)))
+    monkeypatch.setattr(experts, "replay_shift", lambda *given: replay_shift(*given, num_steps=10))
+    file = tmp_path / "experts.json"
+    assert main(["experts", "--seeds", "1", "--repeats", "3", "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    for name in (
+        "imbalance_ep8_over_oracle", "imbalance_ep32", "imbalance_ep144", "same_device_duplicates",
+        "after_shift_50_steps", "plan_ms",
+    ):  # fmt: skip
+        assert isinstance(result[name], int | float), name
+    assert result["same_device_duplicates"] == 0
+    assert result["imbalance_ep8_over_oracle"] <= 0.10
+    assert result["plan"]["same_device_duplicates_published"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0"], "--seeds must be in [1, 1000], not 0"),
+        (["--moves-per-step", "-1"], "--moves-per-step must be in"),
+        (["--routing", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, message, capsys):
+    assert main(["experts", *arguments]) == 2
+    assert message in capsys.readouterr().err

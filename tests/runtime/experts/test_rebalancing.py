@@ -1,0 +1,232 @@
+"""The controller: when it starts and ends, plans step by step, alarms, and what must hold for any course of events."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.experts.placement import ExpertPlacement, apply
+from runtime.experts.rebalance_plan import PlanConfig
+from runtime.experts.rebalancing import (
+    Reason,
+    RebalanceConfig,
+    RebalanceObservation,
+    RebalanceState,
+    decide_rebalancing,
+)
+from tests.runtime.experts.expert_cases import zipf
+
+START = ExpertPlacement.uniform(3, 32, 4, 9)
+LOADS = zipf(3, 32)
+CONFIG = RebalanceConfig(moves_per_step=3, plan=PlanConfig(balance_weight=0.5))
+NOW_S = 100.0
+
+
+def observe(**fields):
+    return RebalanceObservation(
+        **{"time_s": NOW_S, "placement": START, "expert_load": 0.9, "loads": LOADS} | fields
+    )
+
+
+def decide(state=None, config=CONFIG, now_s=NOW_S, **fields):
+    return decide_rebalancing(state or RebalanceState(), observe(**{"time_s": now_s} | fields), config, now_s)
+
+
+def started():
+    state, choice = decide()
+    assert choice.reason is Reason.STARTED
+    return state, choice
+
+
+def test_it_starts_above_the_threshold_and_ends_below_its_release():
+    assert decide(expert_load=0.75)[1].reason is Reason.BELOW_THRESHOLD
+    assert decide(expert_load=0.7501)[1].reason is Reason.STARTED
+    active = RebalanceState(is_active=True)
+    assert decide(active, expert_load=0.70)[1].reason is Reason.STARTED  # in the band: goes on once started
+    assert decide(expert_load=0.70)[1].reason is Reason.BELOW_THRESHOLD  # but does not start
+    state, choice = decide(active, expert_load=0.67)
+    assert choice.reason is Reason.BELOW_THRESHOLD
+    assert not state.is_active
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"placement": ExpertPlacement.uniform(3, 32, 1, 32)}, Reason.ONE_DEVICE),
+        ({"is_paused": True}, Reason.PAUSED),
+        ({"time_s": NOW_S - 2.1}, Reason.STALE),
+        ({"time_s": float("nan")}, Reason.STALE),
+        ({"expert_load": None}, Reason.MISSING_DATA),
+        ({"expert_load": float("nan")}, Reason.MISSING_DATA),
+        ({"loads": None}, Reason.MISSING_DATA),
+        ({"loads": np.zeros((3, 32))}, Reason.NOT_WORTH),
+        ({"pinned_layers": frozenset({0, 1, 2})}, Reason.NOT_WORTH),
+    ],
+)
+def test_when_nothing_moves(fields, reason):
+    _, choice = decide(**fields)
+    assert (choice.reason, choice.moves) == (reason, ())
+
+
+def test_a_plan_is_given_out_a_few_moves_at_a_time():
+    state, choice = started()
+    placement, given = START, list(choice.moves)
+    assert len(given) == 3
+    assert decide(state)[1].reason is Reason.WAITING
+    num_applied = 0
+    while choice.reason is not Reason.FINISHED:
+        for move in choice.moves:
+            placement = apply(placement, move)
+        num_applied += len(choice.moves)
+        state, choice = decide(state, placement=placement, num_applied=num_applied)
+        assert choice.reason in (Reason.MOVING, Reason.FINISHED)
+        assert len(choice.moves) <= 3
+        given += choice.moves
+    assert tuple(given) == started()[0].plan.moves
+    assert state.plan is None
+    assert choice.is_new_plan
+
+
+@pytest.mark.parametrize("late_s", [5.1, 31.0])
+def test_a_silent_plan_is_dropped_with_an_alarm_until_one_is_carried_out(late_s):
+    state, _ = started()
+    assert decide(state, now_s=NOW_S + 4.9)[1].alarm is None
+    state, choice = decide(state, now_s=NOW_S + late_s)
+    assert choice.reason is Reason.OVERDUE
+    assert "0 of" in choice.alarm
+    assert state.plan is None
+    state, choice = decide(state, now_s=NOW_S + late_s + 1)
+    assert choice.reason is Reason.STARTED
+    assert choice.alarm is not None  # stands
+    placement = START
+    for move in state.plan.moves:
+        placement = apply(placement, move)
+    everything = replace(state, num_given=len(state.plan.moves))
+    state, choice = decide(everything, now_s=NOW_S + late_s + 2, placement=placement, num_applied=10**6)
+    assert (choice.reason, choice.alarm) == (Reason.FINISHED, None)
+
+
+def test_a_slow_plan_that_moves_all_the_time_still_has_a_deadline():
+    config = replace(CONFIG, moves_per_step=1, plan=PlanConfig(max_rounds=8))
+    state, choice = decide(config=config)
+    assert len(state.plan.moves) > 10
+    placement, num_applied, now_s = START, 0, NOW_S
+    while choice.reason is not Reason.OVERDUE:
+        for move in choice.moves:
+            placement = apply(placement, move)
+        num_applied += len(choice.moves)
+        now_s += 4
+        assert now_s < NOW_S + 60
+        state, choice = decide(state, config, now_s, placement=placement, num_applied=num_applied)
+    assert now_s > NOW_S + 30
+
+
+def test_stale_observations_do_not_stop_the_clock_of_a_plan():
+    state, _ = started()
+    assert decide(state, now_s=NOW_S + 3, time_s=NOW_S)[1].reason is Reason.STALE
+    assert decide(state, now_s=NOW_S + 6, time_s=NOW_S)[1].reason is Reason.OVERDUE
+
+
+def test_pause_and_pins_end_a_plan_at_once():
+    state, _ = started()
+    paused, choice = decide(state, is_paused=True)
+    assert (choice.reason, paused.plan, paused.is_active) == (Reason.PAUSED, None, False)
+    given = state.num_given
+    placement = START
+    for move in state.plan.moves[:given]:
+        placement = apply(placement, move)
+    layers = frozenset(move.layer for move in state.plan.moves)
+    fields = {"placement": placement, "num_applied": given}
+    assert decide(state, **fields, pinned_layers=layers)[1].reason is Reason.CHANGED_UNDER_PLAN
+    waiting, choice = decide(
+        state, pinned_layers=layers
+    )  # moves that were given out and wait are taken back too
+    assert (choice.reason, choice.is_new_plan, waiting.plan) == (Reason.CHANGED_UNDER_PLAN, True, None)
+    assert decide(state, **fields)[1].reason is Reason.MOVING
+    elsewhere = ExpertPlacement(np.roll(START.slot_experts, 9, axis=1), 4, 32)
+    assert decide(state, **fields | {"placement": elsewhere})[1].reason is Reason.CHANGED_UNDER_PLAN
+
+
+def test_plans_are_a_dwell_apart():
+    config = replace(CONFIG, dwell_s=10)
+    ended = RebalanceState(is_active=True, ended_s=NOW_S - 9.9)
+    assert decide(ended, config)[1].reason is Reason.DWELL
+    assert decide(replace(ended, ended_s=NOW_S - 10), config)[1].reason is Reason.STARTED
+
+
+def test_shares_lean_by_the_weight_and_follow_the_recent_steps():
+    even = replace(CONFIG, plan=PlanConfig(balance_weight=0))
+    shares = decide(config=even)[1].shares
+    assert shares.shape == (3, 32, START.max_copies)
+    assert set(np.unique(shares)) <= {0, np.float32(1 / 2), 1}
+    leaning, recent = decide()[1].shares, decide(recent=np.ones((3, 32)))[1].shares
+    assert not np.array_equal(leaning, shares)
+    assert not np.array_equal(leaning, recent)
+    assert decide(loads=None)[1].shares is None
+
+
+@pytest.mark.parametrize("field", ["loads", "recent"])
+def test_loads_of_the_wrong_shape_are_refused(field):
+    with pytest.raises(ValueError, match=r"loads must be \[3, 32\], not \[2, 32\]"):
+        decide(**{field: np.ones((2, 32))})
+    with pytest.raises(ValueError, match="finite"):
+        decide(**{field: np.full((3, 32), np.nan)})
+
+
+events = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 5),
+        "expert_load": st.sampled_from([None, 0.1, 0.7, 0.76, 3.0, float("nan")]),
+        "is_paused": st.sampled_from([False, False, False, True]),
+        "age_s": st.sampled_from([0.0, 0.0, 3.0]),
+        "pinned": st.sampled_from([frozenset(), frozenset(), frozenset({0}), frozenset({0, 1, 2})]),
+        "applies": st.integers(0, 4),
+        "wait_s": st.sampled_from([0.05, 0.05, 6.0, 31.0]),
+    }
+)
+
+
+@given(st.lists(events, max_size=12), st.integers(1, 5), st.sampled_from([0.0, 0.2]))
+@settings(deadline=None, max_examples=60)
+def test_any_course_of_events_keeps_every_placement_valid(course, moves_per_step, weight):
+    """An engine that applies what it is given late, in part and never twice."""
+    config = replace(CONFIG, moves_per_step=moves_per_step, plan=PlanConfig(balance_weight=weight))
+    state, placement, now_s = RebalanceState(), START, NOW_S
+    queue, num_applied = [], 0
+    for event in course:
+        now_s += event["wait_s"]
+        obs = observe(
+            time_s=now_s - event["age_s"],
+            placement=placement,
+            loads=zipf(3, 32, seed=event["seed"]),
+            expert_load=event["expert_load"],
+            is_paused=event["is_paused"],
+            pinned_layers=event["pinned"],
+            num_applied=num_applied,
+        )
+        state, choice = decide_rebalancing(state, obs, config, now_s)
+        assert len(choice.moves) <= moves_per_step
+        assert choice.reason in (Reason.STARTED, Reason.MOVING) or not choice.moves
+        assert not any(move.layer in event["pinned"] for move in choice.moves)
+        assert not (event["is_paused"] and choice.moves)
+        assert (choice.alarm is None) or choice.alarm.startswith("rebalance plan overdue")
+        np.testing.assert_allclose(choice.shares.sum(axis=2), 1, rtol=1e-5)
+        if choice.is_new_plan:
+            queue, num_applied = [], 0
+        queue += choice.moves
+        for move in queue[: event["applies"]]:
+            placement = apply(placement, move)  # raises if serving could not go on
+        num_applied += min(event["applies"], len(queue))
+        queue = queue[event["applies"] :]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("expert_load_threshold", 0), ("expert_load_threshold", 1.1), ("release", -0.1), ("moves_per_step", 0),
+     ("dwell_s", -1), ("stale_after_s", 0), ("heartbeat_s", float("inf")), ("deadline_s", float("nan"))],
+)  # fmt: skip
+def test_numbers_are_bounded(field, value):
+    with pytest.raises(ValueError, match=f"{field} must be in"):
+        RebalanceConfig(**{field: value})
