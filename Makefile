@@ -30,8 +30,11 @@ test: setup  ## the whole suite
 oracle: setup  ## rebuild the fixtures with transformers in an environment of its own, compare more random models
 	@.ci/oracle
 
-aot: setup  ## compile every Hopper kernel without a GPU (an environment of its own, 1 GB)
-	@.ci/aot
+aot:  ## compile every Hopper kernel and whole models without a GPU, with both jax versions (2 GB under .cache)
+	@for version in 0.11.2 0.12.0.1; do \
+	    echo "jax $$version"; \
+	    AOT_JAX=$$version .ci/aot && AOT_JAX=$$version .ci/aot --cases benchmarks.gpu.aot_small || exit 1; \
+	done
 
 check: setup  ## lint, formatting, types, import contracts
 	@$(PY) -m ruff check .

@@ -25,7 +25,7 @@ type Json = dict[str, Any]
 class AdminError(Exception):
     """An answer that is no success, or none at all.
 
-    status: HTTP status; 0 when there was no usable answer (`code` unreachable, timeout or bad_answer).
+    status: HTTP status; 0 when there was no usable answer (`code` unreachable, timeout, bad_answer or bad_key).
     revision: the current revision where a stale change (412) was refused. retry_after_s: what the server asked for.
     """
 
@@ -61,7 +61,7 @@ class Cached[P: ConsolePage]:
 class AdminClient:
     """base_url: of the server, without /admin. key: an operator's or a viewer's; None in demo mode.
 
-    Every method raises AdminError. Changes take the `revision` that they were made for (If-Match).
+    The constructor and every method raise AdminError. Changes take the `revision` that they were made for (If-Match).
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class AdminClient:
         timeout_s: float = TIMEOUT_S,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        if key and not (key.isascii() and key.isprintable()):
+            raise AdminError(0, "bad_key", "the key must be printable ASCII")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(
             base_url=base_url.rstrip("/"), headers=headers, timeout=timeout_s, transport=transport

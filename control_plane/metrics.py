@@ -175,6 +175,7 @@ def _moe_families(s: EngineSnapshot, make: _Labels) -> Iterator[Metric]:
     yield make.counter(
         "moe_late_compiles", "Compiles after ready; anything but 0 is a fault", s.late_compiles
     )
+    yield make.counter("moe_tile_misses", "Tiles that no tuning table of this GPU had", s.tile_misses)
     yield make.gauge("moe_waiting_tokens", "Prompt and output tokens of the queue", s.waiting_tokens)
     yield make.gauge(
         "moe_drain_rate_tokens", "Tokens finished for each second, lately", s.drain_rate_tokens_s

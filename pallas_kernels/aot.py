@@ -5,13 +5,10 @@ Exit status 1 when a budget is broken. Where the CUDA compiler's wheels are miss
 """
 
 import argparse
-import importlib
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,21 +17,13 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.aot_cases import AotCase, AotStep
-from pallas_kernels.aot_report import KernelReport, read_reports
-from pallas_kernels.aot_target import compile_for, h200_mesh, missing_wheels
-from pallas_kernels.backend import choosing_for_hopper
+from pallas_kernels.aot_cases import all_cases, all_steps
+from pallas_kernels.aot_compile import Outcome, Task
+from pallas_kernels.aot_target import missing_wheels
+from pallas_kernels.aot_workers import compile_in_processes
 
 ROOT = Path(__file__).parents[1]
-CASES_OF = (
-    "pallas_kernels.grouped_matmul.cases",
-    "pallas_kernels.mla_attention.cases",
-    "pallas_kernels.paged_attention.cases",
-    "pallas_kernels.prefill_attention.cases",
-    "pallas_kernels.quantized_matmul.cases",
-    "pallas_kernels.router.cases",
-)
-STEPS_OF = "runtime.ladder.aot_steps"  # by name: kernels stand alone, and the whole server adds its steps
+MAX_JOBS = 64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,17 +40,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"skipped: {missing}")
         _write(options.json, {"skipped": missing, "kernels": [], "steps": []})
         return 0
-    jax.config.update("jax_platforms", "cpu")  # no search for a GPU, no checks of CUDA libraries
-    broken: list[str] = []
-    kernels = [report for case in all_cases(options.only) for report in _compile_case(case, broken)]
-    todo = [] if options.no_steps else all_steps(options.only)
-    steps = [report for step in todo for report in _compile_step(step, broken)]
-    versions = {"jax": jax.__version__, "target": "NVIDIA H200, sm_90a"}
-    _write(
-        options.json, {**versions, "kernels": [asdict(k) for k in kernels], "steps": steps, "broken": broken}
-    )
+    tasks = _tasks(options)
+    if not tasks:
+        print(f"nothing has {options.only!r} in its name", file=sys.stderr)
+        return 2
+    return _run(tasks, options)
+
+
+def _tasks(options: argparse.Namespace) -> list[Task]:
+    """Steps first: they take longest, and should not be what the last process is left with."""
+    module = options.cases
+    steps = [] if options.no_steps else all_steps(options.only, module, only_quick=options.quick)
+    cases = all_cases(options.only, module)
+    return [Task("step", s.name, module) for s in steps] + [Task("case", c.name, module) for c in cases]
+
+
+def _run(tasks: list[Task], options: argparse.Namespace) -> int:
+    started = time.perf_counter()
+    outcomes: dict[str, Outcome] = {}
+    for task, outcome in compile_in_processes(tasks, options.jobs, options.timeout):
+        outcomes[task.name] = outcome
+        _show(outcome)
+    in_order = [outcomes[task.name] for task in tasks]
+    broken = [sentence for outcome in in_order for sentence in outcome.broken]
+    report = {
+        "jax": jax.__version__,
+        "target": "NVIDIA H200, sm_90a",
+        "seconds": round(time.perf_counter() - started, 1),
+        "kernels": [asdict(kernel) for outcome in in_order for kernel in outcome.kernels],
+        "steps": [asdict(step) for outcome in in_order for step in outcome.steps],
+        "broken": broken,
+    }
+    _write(options.json, report)
     for sentence in broken:
         print(f"over budget: {sentence}")
+    kernels, steps = len(report["kernels"]), len(report["steps"])
+    print(f"{kernels} kernels, {steps} steps, {len(broken)} over budget, {report['seconds']} s")
     return 1 if broken else 0
 
 
@@ -73,89 +87,51 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="cases and steps whose name has this text in it"
     )
+    parser.add_argument(
+        "--cases", metavar="MODULE", help="AOT_CASES and AOT_STEPS of this module and no others"
+    )
     parser.add_argument("--no-steps", action="store_true", help="kernels only")
+    parser.add_argument("--quick", action="store_true", help="steps of two layers only")
+    parser.add_argument(
+        "--jobs", type=_jobs, default=min(4, os.cpu_count() or 1), metavar="N",
+        help="processes, 1 to 64; each takes up to 3 GiB (default: one a core, at most 4)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=_seconds, default=240.0, metavar="S",
+        help="processor time for one case or step (default: 240)",
+    )  # fmt: skip
     return parser
 
 
-def all_cases(only: str = "") -> list[AotCase]:
-    """The cases of every op that is there. Raises ValueError for a name that two cases have."""
-    found = [case for name in CASES_OF if _exists(name) for case in importlib.import_module(name).AOT_CASES]
-    names = [case.name for case in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"two ahead-of-time cases are called {twice[0]!r}")
-    return [case for case in found if only in case.name]
+def _jobs(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= MAX_JOBS:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}: a number from 1 to {MAX_JOBS}")
+    return int(text)
 
 
-def all_steps(only: str = "") -> list[AotStep]:
-    """The steps of whole models, where the server's packages are installed."""
-    steps = importlib.import_module(STEPS_OF).AOT_STEPS if _exists(STEPS_OF) else ()
-    return [step for step in steps if only in step.name]
-
-
-def _exists(module: str) -> bool:
+def _seconds(text: str) -> float:
     try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its package
-        return False
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 1 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}: seconds from 1 to 86400")
+    return seconds
 
 
-def _compile_case(case: AotCase, broken: list[str]) -> list[KernelReport]:
-    """The reports of its kernels, one for nearly every case; what is wrong is appended to `broken`."""
-    try:
-        reports, _, _ = _compile(case.name, case.function, case.args)
-    except Exception as error:  # whatever a compiler raises; the other cases are still of interest
-        broken.append(f"{case.name}: does not compile: {type(error).__name__}: {str(error)[:300]}")
-        return []
-    if not reports:
-        broken.append(f"{case.name}: runs no Mosaic kernel")
-    for r in reports:
-        broken += r.broken_budgets(needs_wgmma=case.needs_wgmma, max_spill_bytes=case.max_spill_bytes)
+def _show(outcome: Outcome) -> None:
+    for k in outcome.kernels:
         print(
-            f"{r.name:64} {r.registers:4} registers {r.spill_bytes:5} spilled {r.shared_bytes:7} shared "
-            f"{r.wgmma:4} wgmma {r.tma:3} tma {r.seconds:6.2f} s",
+            f"{k.name:64} {k.registers:4} registers {k.spill_bytes:5} spilled {k.shared_bytes:7} shared "
+            f"{k.wgmma:4} wgmma {k.tma:3} tma {k.seconds:6.2f} s",
             flush=True,
         )
-    return reports
-
-
-def _compile_step(step: AotStep, broken: list[str]) -> list[dict[str, Any]]:
-    """One report or none; `kernels` counts its distinct Mosaic kernels. No collective exists on one GPU."""
-    try:
-        with choosing_for_hopper():
-            kernels, compiled, seconds = _compile(step.name, step.function, step.args)
-    except Exception as error:  # as above
-        broken.append(f"{step.name}: does not compile: {type(error).__name__}: {str(error)[:300]}")
-        return []
-    memory = compiled.memory_analysis()
-    temp_bytes = 0 if memory is None else int(memory.temp_size_in_bytes)
-    broken += [sentence for kernel in kernels for sentence in kernel.broken_budgets()]
-    if not kernels:
-        broken.append(f"{step.name}: runs no Mosaic kernel")
-    if temp_bytes > step.max_temp_bytes:
-        broken.append(
-            f"{step.name}: takes {temp_bytes} temporary bytes, at most {step.max_temp_bytes} are allowed"
+    for s in outcome.steps:
+        print(
+            f"{s.name:64} {s.devices} GPUs {s.kernels} kernels {s.temp_bytes / 2**20:7.1f} MiB temporary, collectives "
+            f"{s.exposed_collectives} exposed {s.overlapped_collectives} overlapped {s.seconds:6.2f} s",
+            flush=True,
         )
-    print(f"{step.name:64} {len(kernels)} kernels {temp_bytes} temporary bytes {seconds:.1f} s", flush=True)
-    report = {
-        "name": step.name,
-        "devices": 1,
-        "temp_bytes": temp_bytes,
-        "exposed_collectives": 0,
-        "overlapped_collectives": 0,
-        "seconds": round(seconds, 2),
-        "kernels": len(kernels),
-    }
-    return [report]
-
-
-def _compile(name: str, function, args) -> tuple[list[KernelReport], jax.stages.Compiled, float]:
-    with tempfile.TemporaryDirectory(prefix="aot-") as folder:
-        os.environ |= {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}
-        started = time.perf_counter()
-        compiled = compile_for(h200_mesh(), function, args)
-        seconds = time.perf_counter() - started
-        return read_reports(Path(folder), name, seconds), compiled, seconds
 
 
 def _environment() -> Path | None:

@@ -64,11 +64,14 @@ def h200_mesh(num_devices: int = 1) -> Mesh:
 
 
 def compile_for(mesh: Mesh, function: Callable[..., object], args: tuple[Any, ...]) -> jax.stages.Compiled:
-    """All the way to machine code. args: abstract; those without a sharding are replicated over the mesh."""
+    """All the way to machine code. function: jitted where it donates arguments. args: abstract; those without a sharding
+    are replicated over the mesh.
+    """
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def placed(a: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return a if a.sharding is not None else jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated)
 
-    traced = jax.jit(function).trace(*jax.tree.map(placed, args))
+    jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
+    traced = jitted.trace(*jax.tree.map(placed, args))
     return traced.lower(lowering_platforms=("cuda",)).compile()

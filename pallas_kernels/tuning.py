@@ -17,7 +17,7 @@ MAX_TABLE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class TileTables:
-    """Reads `<folder>/<device>/<op>.json`: {"tiles": {key: {field: number or bool}}}, written by tuning on that device."""
+    """Reads `<folder>/<device>/<op>.json`, in the form of tables/README.md, written by tuning on that device."""
 
     folder: Path
     device: str
@@ -60,6 +60,11 @@ class TileTables:
             if not isinstance(tile, dict) or not all(isinstance(v, int) for v in tile.values()):
                 raise ValueError(f"{path.name}: the tile of {key!r} is not a set of named numbers")
         return tiles
+
+
+def num_tile_misses() -> int:
+    """How often the default device's tables were asked in vain, in this process."""
+    return sum(TileTables.of_package().misses().values())
 
 
 def device_folder(device_kind: str) -> str:

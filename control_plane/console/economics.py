@@ -36,7 +36,7 @@ def economics(view: View) -> dict[str, Any]:
         "price_now": _price(price_now) if price_now else None,
         "ledger": {
             "available": own is not None and own.cost_usd is not None,
-            "reason": _why_not(own),
+            "reason": _why_not(own, price_now),
             "label": "this server, the last 24 hours at most",
             "source": "its own token counts and running time, at the prices of the time",
             "total": own.row() if own else None,
@@ -71,12 +71,14 @@ def usages_of(lines: Lines, points: Sequence[Point]) -> list[Usage]:
     ]
 
 
-def _why_not(own: Account | None) -> str:
+def _why_not(own: Account | None, price_now: Price | None) -> str:
     if own is None:
         return "nothing has been measured yet"
-    if own.cost_usd is None:
+    if own.cost_usd is not None:
+        return ""
+    if price_now is None:
         return "no price is set: see economics.input_price, output_price and worker_price"
-    return ""
+    return "nothing has been measured since the price holds"
 
 
 def _series(lines: Lines, points: Sequence[Point], book: PriceBook) -> list[Series]:

@@ -4,6 +4,7 @@ Facts are gathered on the event loop's thread, in which their owners live; arith
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import defaultdict
@@ -30,6 +31,7 @@ from runtime.config import EconomicsConfig, parse_config
 RECENT_S = 10.0
 DIAGNOSE_EVERY_S = 5.0
 AUDIT_LINES = 100
+log = logging.getLogger(__name__)
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -166,12 +168,14 @@ class ConsolePages:
         async with self._diagnosing:
             now_s = self._clock()
             if self._diagnosed_s is None or now_s - self._diagnosed_s >= DIAGNOSE_EVERY_S:
-                window = self._service.sampler.recent.window()
-                found: tuple[Finding, ...] = ()
-                if window is not None:
-                    found = await asyncio.to_thread(diagnose, window, live.effective)
-                self._findings = found, window.seconds if window is not None else None
                 self._diagnosed_s = now_s
+                window = self._service.sampler.recent.window()
+                try:
+                    found = await asyncio.to_thread(diagnose, window, live.effective) if window else ()
+                except Exception:  # a rule's mistake must not take the overview away
+                    log.exception("diagnosis failed")
+                    return self._findings
+                self._findings = found, window.seconds if window is not None else None
             return self._findings
 
     async def _prices(self, live: LiveConfig | None) -> PriceBook:

@@ -53,8 +53,10 @@ class Sampler:
         self._follow_ladder(snapshot.ladder_change)
 
     def data_age_s(self) -> float | None:
-        """Seconds since the engine wrote the snapshot that is shown."""
-        return None if self.snapshot is None else max(0.0, self._clock() - self.snapshot.taken_s)
+        """Seconds since the engine wrote the snapshot that is shown; None while it loads and writes none."""
+        if self.snapshot is None or self.snapshot.state == "loading":
+            return None
+        return max(0.0, self._clock() - self.snapshot.taken_s)
 
     def _follow_decisions(self, engine: EngineHandle) -> None:
         offset_s = self._wall_clock() - self._clock()

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.grouped_matmul.kernel import grouped_matmul_tiles
 from pallas_kernels.grouped_matmul.op import unfit_for_mosaic
 from pallas_kernels.grouped_matmul.reference import GATES
-from pallas_kernels.grouped_matmul.tiles import TileConfig, choose_tile, map_tiles
+from pallas_kernels.grouped_matmul.tiles import TileConfig, choose_tile, map_tiles, suggest_tile
 from pallas_kernels.interpret import InterpretParams
 
 
@@ -42,10 +42,18 @@ def expert_mlp_mosaic(
 
 
 def choose_tiles(num_rows: int, w_down_shape: tuple[int, ...]) -> tuple[TileConfig, TileConfig]:
-    """For the first and the second product. The suggestion gives both as many rows; a table has to as well."""
+    """For the first and the second product, with as many rows. Suggestions have that; entries of a table, measured one
+    product at a time, may not, and then the suggestions run.
+    """
     num_experts, d, f = w_down_shape
     gated = choose_tile(num_rows, num_experts, d, f, is_gated=True)
-    return gated, choose_tile(num_rows, num_experts, f, d, is_gated=False)
+    plain = choose_tile(num_rows, num_experts, f, d, is_gated=False)
+    if gated.rows == plain.rows:
+        return gated, plain
+    return (
+        suggest_tile(num_rows, num_experts, d, f, is_gated=True),
+        suggest_tile(num_rows, num_experts, f, d, is_gated=False),
+    )
 
 
 def unfit_for_expert_mlp(

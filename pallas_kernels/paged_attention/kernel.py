@@ -50,14 +50,22 @@ class DecodeTiles:
 def choose_decode_tiles(
     num_rows: int, num_kv_heads: int, max_kv_len: int, head_dim: int, tables: TileTables | None = None
 ) -> DecodeTiles:
-    """The device's table where it has this shape, rows and keys rounded up to a power of two. Else enough splits that
-    every core has its blocks, and not so many that they are short; that rule was not measured on a GPU.
-    """
-    rows, keys = (1 << max(0, n - 1).bit_length() for n in (num_rows, max_kv_len))
-    key = f"rows={rows},kv_heads={num_kv_heads},keys={keys},head_dim={head_dim}"
+    """The device's table where it has this shape, else what the sizes suggest."""
+    key = decode_key(num_rows, num_kv_heads, max_kv_len, head_dim)
     found = (tables or TileTables.of_package()).look_up("paged_attention", key)
     if found is not None:
         return DecodeTiles(**found)
+    return suggest_decode_tiles(num_rows, num_kv_heads, max_kv_len, head_dim)
+
+
+def decode_key(num_rows: int, num_kv_heads: int, max_kv_len: int, head_dim: int) -> str:
+    """A shape's name in the tables; rows and keys up to a power of two."""
+    rows, keys = (1 << max(0, n - 1).bit_length() for n in (num_rows, max_kv_len))
+    return f"rows={rows},kv_heads={num_kv_heads},keys={keys},head_dim={head_dim}"
+
+
+def suggest_decode_tiles(num_rows: int, num_kv_heads: int, max_kv_len: int, head_dim: int) -> DecodeTiles:
+    """Enough splits that every core has its blocks, and not so many that they are short; not measured on a GPU."""
     max_tiles = -(-max_kv_len // TILE_KEYS)
     wanted = -(-NUM_CORES * BLOCKS_A_CORE // (num_rows * num_kv_heads))
     splits = max(1, min(wanted, -(-max_tiles // MIN_TILES_A_SPLIT), MAX_SPLITS))

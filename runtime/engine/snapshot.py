@@ -3,6 +3,7 @@
 import time
 from typing import Protocol
 
+from pallas_kernels.tuning import num_tile_misses
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.change import LadderChange
 from runtime.engine.engine import Engine
@@ -77,6 +78,7 @@ def take_snapshot(
         page_bytes=loaded.engine.page_bytes if loaded is not None else 0,
         phases=dict(stats.phases),
         promises=stats.promises,
+        tile_misses=num_tile_misses() if loaded is not None else 0,
     )
 
 

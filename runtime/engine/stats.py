@@ -194,6 +194,7 @@ class EngineSnapshot:
     page_bytes: int = 0  # of one page over all layers
     phases: Mapping[str, PhaseTotals] = field(default_factory=dict)
     promises: PromiseTotals = PromiseTotals()
+    tile_misses: int = 0  # tiles that no tuning table had, looked up while steps were traced
     experts: ExpertStatus | None = None  # None on one device
 
 

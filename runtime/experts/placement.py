@@ -110,13 +110,25 @@ class ExpertPlacement:
     @cached_property
     def expert_slots(self) -> np.ndarray:
         """int32 [L, E, C]: the slots of each expert in rising order, then -1."""
-        order = np.argsort(self.slot_experts, axis=1, kind="stable")  # [L, S] slots sorted by expert
+        return _read_only(self.by_copy(np.arange(self.num_slots, dtype=np.int32), fill=-1))
+
+    def by_copy(self, values: np.ndarray, fill: float = 0) -> np.ndarray:
+        """[L, E, C]: values of slots, [L, S] or [S], for each expert's copies in rising order of slots, then `fill`."""
+        order, experts, place = self._slots_by_expert
+        slot_values = np.broadcast_to(values, order.shape)
+        table = np.full((self.num_layers, self.num_experts, self.max_copies), fill, slot_values.dtype)
+        table[np.arange(self.num_layers)[:, None], experts, place] = np.take_along_axis(
+            slot_values, order, axis=1
+        )
+        return table
+
+    @cached_property
+    def _slots_by_expert(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """[L, S] each: slots sorted by expert, their experts, and the how-manieth copy of its expert each is."""
+        order = np.argsort(self.slot_experts, axis=1, kind="stable")
         experts = np.take_along_axis(self.slot_experts, order, axis=1)
         first = np.cumsum(self.copies, axis=1) - self.copies  # [L, E]
-        place = np.arange(self.num_slots) - np.take_along_axis(first, experts, axis=1)
-        slots = np.full((self.num_layers, self.num_experts, self.max_copies), -1, np.int32)
-        slots[np.arange(self.num_layers)[:, None], experts, place] = order
-        return _read_only(slots)
+        return order, experts, np.arange(self.num_slots) - np.take_along_axis(first, experts, axis=1)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ExpertPlacement):

@@ -46,11 +46,7 @@ def slot_shares(placement: ExpertPlacement, loads: np.ndarray, weight: float) ->
 
 def copy_shares(placement: ExpertPlacement, shares: np.ndarray) -> np.ndarray:
     """float32 [L, E, C] in the order of `placement.expert_slots`, zero where there is no copy."""
-    slots = placement.expert_slots
-    picked = np.take_along_axis(shares, np.maximum(slots, 0).reshape(len(slots), -1), axis=1).reshape(
-        slots.shape
-    )
-    return np.where(slots >= 0, picked, 0).astype(np.float32)
+    return placement.by_copy(shares.astype(np.float32))
 
 
 def lean_between_experts(placement: ExpertPlacement, loads: np.ndarray, weight: float) -> np.ndarray:

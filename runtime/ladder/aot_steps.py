@@ -1,28 +1,36 @@
-"""Whole steps of a real model with abstract weights, for `python -m pallas_kernels.aot`."""
+"""The engine's own decode and prefill steps of real models with abstract weights, for `python -m pallas_kernels.aot`.
 
-import functools
+DeepSeek-V3 stands here with its mixture-of-experts layers at full size (256 experts, 8 a token) under grouped-query attention
+of as many heads, a softmax router and no shared expert: its own attention (MLA) and router are no part of the server yet.
+"""
+
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.sharding import Mesh
 
 from pallas_kernels.aot_cases import AotStep
 from runtime.cache.kv_pool import abstract_kv_pool
+from runtime.ladder.bucket import Bucket, decode_bucket, prefill_bucket
+from runtime.ladder.compiler import AbstractState, rung_step
+from runtime.ladder.step import SCORE_CHUNK, StepShape, abstract_row_state
 from runtime.model.architecture import Architecture, from_hf_config
-from runtime.model.batch import DecodeBatch, PrefillBatch
 from runtime.model.params import abstract_params
+from runtime.model.sampling import abstract_sampling_state
 from runtime.model.spec import to_shape_structs
-from runtime.model.transformer import forward_decode, forward_prefill
 
 PAGE_SIZE = 64
 NUM_PAGES = 4096
 PAGES_PER_ROW = 64
-NUM_LAYERS = 2  # all layers are alike; two show what happens between them
+MAX_PREFILL_ROWS = 8
+FEW_LAYERS = 2  # all layers are alike; two show what happens between them
 DTYPE = jnp.bfloat16
+MIB = 1 << 20
 
-# config.json of Qwen/Qwen3-30B-A3B but for the number of layers
-QWEN3_30B_A3B = {
+# config.json of Qwen/Qwen3-30B-A3B
+QWEN3_30B_A3B: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "attention_bias": False,
     "bos_token_id": 151643,
@@ -40,56 +48,62 @@ QWEN3_30B_A3B = {
     "num_attention_heads": 32,
     "num_experts": 128,
     "num_experts_per_tok": 8,
-    "num_hidden_layers": NUM_LAYERS,
+    "num_hidden_layers": 48,
     "num_key_value_heads": 4,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
     "tie_word_embeddings": False,
     "vocab_size": 151936,
 }
+DEEPSEEK_V3_MOE: dict[str, Any] = QWEN3_30B_A3B | {
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_attention_heads": 128,
+    "num_experts": 256,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 8,
+    "rope_theta": 10000.0,
+    "vocab_size": 129280,
+}
 
 
-def decode_step(arch: Architecture, name: str, num_rows: int) -> AotStep:
-    """One token for each of `num_rows` rows."""
-    batch = DecodeBatch(
-        tokens=_ints(num_rows),
-        positions=_ints(num_rows),
-        active=_abstract((num_rows,), jnp.bool_),
-        page_table=_ints(num_rows, PAGES_PER_ROW),
+def engine_step(
+    model: str, config: dict[str, Any], num_layers: int, bucket: Bucket, temp_mib: int, *, is_quick: bool
+) -> AotStep:
+    """The step that the engine would compile for this rung, with a pool of 4096 pages."""
+    arch = from_hf_config(config | {"num_hidden_layers": num_layers})
+    return AotStep(
+        name=f"{model}[{num_layers} layers]/{bucket.name}",
+        build=partial(_build, arch, bucket),
+        max_temp_bytes=temp_mib * MIB,
+        dense_elements=bucket.tokens * arch.num_experts * arch.hidden_size,
+        min_alias_bytes=abstract_kv_pool(arch, NUM_PAGES, PAGE_SIZE, DTYPE).nbytes,
+        is_quick=is_quick,
     )
-    function = functools.partial(forward_decode, arch, page_size=PAGE_SIZE)
-    return AotStep(f"{name}/decode/rows={num_rows}", function, (*_state(arch), batch), 64 << 20)
 
 
-def prefill_step(arch: Architecture, name: str, num_tokens: int, num_rows: int) -> AotStep:
-    """`num_tokens` tokens of up to `num_rows` prompts."""
-    batch = PrefillBatch(
-        tokens=_ints(num_tokens),
-        row_start=_ints(num_rows),
-        row_len=_ints(num_rows),
-        context_len=_ints(num_rows),
-        page_table=_ints(num_rows, PAGES_PER_ROW),
+def _build(arch: Architecture, bucket: Bucket, mesh: Mesh) -> tuple[Any, tuple[Any, ...]]:
+    shape = StepShape(bucket.rows, PAGE_SIZE, PAGES_PER_ROW, bucket.tokens)
+    abstract = AbstractState(
+        to_shape_structs(abstract_params(arch, DTYPE)),
+        abstract_kv_pool(arch, NUM_PAGES, PAGE_SIZE, DTYPE),
+        abstract_row_state(shape),
+        abstract_sampling_state(shape.num_slots, arch.vocab_size),
+        jax.ShapeDtypeStruct((bucket.tokens + SCORE_CHUNK, arch.hidden_size), DTYPE),
     )
-    function = functools.partial(forward_prefill, arch, page_size=PAGE_SIZE)
-    return AotStep(f"{name}/prefill/tokens={num_tokens}", function, (*_state(arch), batch), 512 << 20)
+    return rung_step(arch, shape, bucket, abstract)
 
 
-def _abstract(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def _ints(*shape: int) -> Any:
-    return _abstract(shape, jnp.int32)
-
-
-def _state(arch: Architecture) -> tuple:
-    params = to_shape_structs(abstract_params(arch, DTYPE))
-    return params, abstract_kv_pool(arch, NUM_PAGES, PAGE_SIZE, DTYPE)
-
-
-_QWEN3 = from_hf_config(QWEN3_30B_A3B)
-_NAME = f"qwen3-30b-a3b[{NUM_LAYERS} layers]"
+DECODE, PREFILL = decode_bucket(64), prefill_bucket(2048, PAGE_SIZE, MAX_PREFILL_ROWS)
+_QWEN3, _DEEPSEEK = ("qwen3-30b-a3b", QWEN3_30B_A3B), ("deepseek-v3-moe-gqa", DEEPSEEK_V3_MOE)
 AOT_STEPS: tuple[AotStep, ...] = (
-    decode_step(_QWEN3, _NAME, num_rows=64),
-    prefill_step(_QWEN3, _NAME, num_tokens=2048, num_rows=8),
+    engine_step(*_QWEN3, 48, DECODE, 256, is_quick=False),
+    engine_step(
+        *_QWEN3, 48, PREFILL, 2048, is_quick=False
+    ),  # XLA's attention keeps a zeroed result for each layer
+    engine_step(*_QWEN3, FEW_LAYERS, DECODE, 256, is_quick=True),
+    engine_step(*_QWEN3, FEW_LAYERS, PREFILL, 512, is_quick=True),
+    engine_step(*_DEEPSEEK, FEW_LAYERS, DECODE, 256, is_quick=True),
+    engine_step(*_DEEPSEEK, FEW_LAYERS, PREFILL, 2048, is_quick=True),
 )

@@ -214,16 +214,8 @@ class StepCompiler:
         return step
 
     def _lower_rung(self, bucket: Bucket) -> Any:
-        a, is_prefill = self._abstract, bucket.phase is Phase.PREFILL
-        if self._mesh is not None:
-            step, packed = self._mesh.rung(bucket), self._mesh.abstract_packed(bucket)
-        else:
-            kind = prefill_step if is_prefill else decode_step
-            step = partial(kind, self._arch, self._shape, bucket)
-            packed = abstract_packed(bucket, self._shape.pages_per_row)
-        if is_prefill:
-            return jax.jit(step, donate_argnums=(1, 2)).lower(a.params, a.pool, a.hidden, packed)
-        return jax.jit(step, donate_argnums=(1, 2, 3)).lower(a.params, a.pool, a.rows, a.sampling, packed)
+        step, args = rung_step(self._arch, self._shape, bucket, self._abstract, self._mesh)
+        return step.lower(*args)
 
     def _lower_sampler(self, num_rows: int) -> Any:
         a, by_shard = self._abstract, self._by_shard
@@ -289,6 +281,27 @@ class StepCompiler:
             return jax.ShapeDtypeStruct(shape, dtype)
         shape = (self._mesh.num_shards,) * extra + shape
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._mesh.sharding(SHARDS))
+
+
+def rung_step(
+    arch: Architecture,
+    shape: StepShape,
+    bucket: Bucket,
+    abstract: AbstractState,
+    mesh_steps: MeshSteps | None = None,
+) -> tuple[Any, tuple[Any, ...]]:
+    """(the jitted step of a rung, its abstract arguments); whatever it replaces is donated."""
+    is_prefill = bucket.phase is Phase.PREFILL
+    if mesh_steps is not None:
+        step, packed = mesh_steps.rung(bucket), mesh_steps.abstract_packed(bucket)
+    else:
+        step = partial(prefill_step if is_prefill else decode_step, arch, shape, bucket)
+        packed = abstract_packed(bucket, shape.pages_per_row)
+    if is_prefill:
+        args = (abstract.params, abstract.pool, abstract.hidden, packed)
+        return jax.jit(step, donate_argnums=(1, 2)), args
+    args = (abstract.params, abstract.pool, abstract.rows, abstract.sampling, packed)
+    return jax.jit(step, donate_argnums=(1, 2, 3)), args
 
 
 def sampler_name(num_rows: int) -> str:

@@ -141,6 +141,13 @@ def test_what_is_no_answer_of_ours_is_still_one_exception(
     assert len(str(error.value)) < 3000
 
 
+@pytest.mark.parametrize("key", ["ключ", "two\nlines", "a\x00b"])
+def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(AdminError) as error:
+        AdminClient("http://test", key)
+    assert (error.value.code, key in str(error.value)) == ("bad_key", False)
+
+
 def test_names_are_quoted() -> None:
     seen: list[bytes] = []
 

@@ -289,7 +289,7 @@ async def test_the_console_shows_what_the_engine_does_and_a_requests_own_way(loo
         for page, kind in PAGE_TYPES.items():
             pages[page] = kind.model_validate(await server.get(f"/admin/v1/console/{page}"))
         listed = (await server.get("/admin/v1/requests?limit=500"))["data"]
-        assert (await server.client.get("/admin/v1/requests?limit=501")).status_code in (400, 422)
+        assert (await server.client.get("/admin/v1/requests?limit=501")).status_code == 400
         # Switched off by the operator, everything is forgotten and nothing is kept.
         assert (await server.patch({"console": {"request_timeline": False}})).status_code == 200
         off = await server.get("/admin/v1/requests")

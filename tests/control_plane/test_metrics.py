@@ -22,6 +22,7 @@ NAMES = [
     "vllm:request_prompt_tokens_bucket",
     "vllm:request_generation_tokens_bucket",
     "moe_late_compiles_total",
+    "moe_tile_misses_total",
     "moe_rung_state",
     "moe_rung_hits_total",
     "moe_rung_real_tokens_total",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pallas_kernels.tuning import FOLDER, TileTables, device_folder
+from pallas_kernels.tuning import FOLDER, TileTables, device_folder, num_tile_misses
 
 
 def make_table(folder: Path, text: str) -> TileTables:
@@ -28,6 +28,12 @@ def test_a_tile_is_found_and_a_miss_is_counted(tmp_path: Path) -> None:
 def test_a_broken_table_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ValueError, match=r"op\.json|Expecting"):
         make_table(tmp_path, text).look_up("op", "rows=8")
+
+
+def test_misses_of_this_process_are_counted() -> None:
+    before = num_tile_misses()
+    TileTables.of_package().look_up("no such op", "no such key")
+    assert num_tile_misses() == before + 1
 
 
 def test_the_shipped_tables_can_be_read() -> None:

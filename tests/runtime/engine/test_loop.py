@@ -16,6 +16,7 @@ from runtime.errors import ContextTooLong, InvalidRequest, QueueFull, Unavailabl
 from runtime.model.architecture import from_hf_config
 from runtime.request import FinishReason, GrammarSpec, Request, SamplingParams, TokenEvent
 from runtime.schedule.request_checks import ModelLimits
+from runtime.schedule.sequence import Sequence
 from tests.engine_driver import TINY
 
 CONFIG = parse_config(
@@ -247,10 +248,25 @@ def test_the_timeline_of_a_request_and_what_it_says_of_its_promises(loop, inbox)
     assert kinds[:3] == ["prefill", "prefill", "first_token"]
     assert kinds[-1] == "finished"
     assert set(kinds[3:-1]) == {"decode"}
-    assert sum(e.tokens for e in trace.events if e.kind == "prefill") + trace.num_cached == 51
+    assert sum(e.tokens for e in trace.events if e.kind == "prefill") == 54
     assert sum(e.tokens for e in trace.events if e.kind == "decode") == 11
     assert trace.first_token_s is not None
     assert trace.finished_s is not None
     assert trace.arrival_s < trace.first_token_s < trace.finished_s
     assert after.phases["decode"].busy_s + after.phases["prefill"].busy_s == pytest.approx(after.busy_s)
     assert sum(rung.busy_s for rung in after.rungs) == pytest.approx(after.busy_s)
+
+
+def test_a_preemption_reaches_the_timeline_of_its_request():
+    class Preempting:
+        num_preemptions = 1
+
+        def schedule(self) -> None:
+            sequence.num_preemptions = 1
+
+    idle_loop, sequence = make_loop(), Sequence(request("pushed-0"))
+    idle_loop.timelines.start(sequence)
+    assert idle_loop._schedule(Preempting()) is None
+    (trace,) = idle_loop.timelines.find(frozenset({"pushed-0"}))
+    assert [event.kind for event in trace.events] == ["preempted"]
+    assert trace.num_preemptions == 1
