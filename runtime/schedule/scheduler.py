@@ -156,12 +156,13 @@ class Scheduler:
         None with plans in flight means: collect, then ask again.
         """
         wish = self.wish()
-        can_prefill, can_decode, in_a_row = bool(wish.shares), wish.can_decode, self._prefills_in_a_row
-        phase = choose_phase(
-            self.policy, can_prefill=can_prefill, can_decode=can_decode, prefills_in_a_row=in_a_row
+        ready, in_a_row = (
+            {"can_prefill": bool(wish.shares), "can_decode": wish.can_decode},
+            self._prefills_in_a_row,
         )
+        phase = choose_phase(self.policy, **ready, prefills_in_a_row=in_a_row)
         if phase is not None:
-            self._prefills_in_a_row = in_a_row + can_decode if phase is Phase.PREFILL else 0
+            self._prefills_in_a_row = in_a_row + wish.can_decode if phase is Phase.PREFILL else 0
         plan = self.carry_out(wish, phase)
         if plan is None and phase is Phase.DECODE and not self._has_pending():
             plan = self.carry_out(
