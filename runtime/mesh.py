@@ -77,7 +77,7 @@ class DeviceMesh:
         host, sharding = self._by_tensor_shard(array, host), self.sharding(self.spec_of(array))
         if array.axes[0] != "expert" or slot_experts is None:
             return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-        held, shape = slot_experts, (len(slot_experts), *host.shape[1:])
+        held, shape = np.asarray(slot_experts), (len(slot_experts), *host.shape[1:])
         return jax.make_array_from_callback(
             shape, sharding, lambda index: host[held[index[0]]][(slice(None), *index[1:])]
         )

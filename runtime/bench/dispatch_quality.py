@@ -36,7 +36,7 @@ def score(tokens: list[int], dispatch_dtype: str) -> list[tuple[float, int]]:
     found: list[tuple[float, int]] = []
     for collected in drive(loaded, requests):
         for scores in collected.prompt_logprobs.values():
-            found += [(lp.logprob, lp.top[0][0]) for lp in scores.logprobs]
+            found += [(lp.logprob or 0.0, lp.top[0][0]) for lp in scores.logprobs]
     return found
 
 

@@ -45,7 +45,14 @@ class MoveExperts:
     """Carry out an operator's order about the experts' placement; the future ends with the answer."""
 
     order: ExpertOrder
+    carry_out: Callable[[ExpertOrder], ExpertAnswer]
     done: Future[ExpertAnswer]
+
+    def run(self) -> None:
+        try:
+            self.done.set_result(self.carry_out(self.order))
+        except Exception as error:
+            self.done.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)

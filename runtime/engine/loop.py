@@ -181,7 +181,7 @@ class EngineLoop:
         with self._life:
             if self._state != "ready":
                 raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
-            self._commands.put(MoveExperts(order, done))
+            self._commands.put(MoveExperts(order, steering.balancing.carry_out, done))
         return done
 
     def restrict_rungs(self, decode_rows: int | None) -> None:
@@ -277,7 +277,7 @@ class EngineLoop:
                 case Configure():
                     self._configure(command)
                 case MoveExperts():
-                    self._move_experts(command)
+                    command.run()
                 case Stop():
                     return False
 
@@ -291,14 +291,6 @@ class EngineLoop:
         self._observe_as(steering.config)
         self._take_snapshot()
         command.done.set_result(Applied(self._stats.num_steps, time.monotonic() - command.ordered_s, change))
-
-    def _move_experts(self, command: MoveExperts) -> None:
-        _, steering = self._require_steering()
-        assert steering.balancing is not None
-        try:
-            command.done.set_result(steering.balancing.carry_out(command.order))
-        except Exception as error:
-            command.done.set_exception(error)
 
     def _observe_as(self, config: EngineConfig) -> None:
         """What the configuration says about watching requests."""
@@ -352,12 +344,10 @@ class EngineLoop:
         self._stats.on_demand(phase.value, size, num_steps)
         self._stats.on_experts(collected.expert_tokens)
         if self._steering is not None:
-            self._steering.on_step(phase, busy_s / num_steps)
-            if self._steering.balancing is not None:
-                step_s = busy_s / num_steps
-                self._steering.balancing.on_step(
-                    collected.expert_tokens, collected.device_rows, num_steps, step_s
-                )
+            step_s = busy_s / num_steps
+            self._steering.on_step(phase, step_s)
+            if (balancing := self._steering.balancing) is not None:
+                balancing.on_step(collected.expert_tokens, collected.device_rows, num_steps, step_s)
 
     def _adopt_rungs(self, engine: Engine) -> None:
         if self._all_ready.is_set():

@@ -121,8 +121,8 @@ def _all_to_all(
             row = jnp.where(is_row, first[:, None] + nth[None, :], 0).reshape(-1)
             slot = jnp.where(is_row.reshape(-1), sorted_slot[row] % slots_per_device, slots_per_device)
             sent = x[order.pair_of_row[row] // top_k]
-            here = _move(sent, exchange, lambda a: _swap(a, exchange.axis))
-            theirs = plan_pairs(_swap(slot, exchange.axis), slots_per_device)
+            here, slot = _move_labelled(sent, slot, exchange, lambda a: _swap(a, exchange.axis))
+            theirs = plan_pairs(slot, slots_per_device)
         with jax.named_scope("experts"):
             computed = experts(here[theirs.pair_of_row], theirs.group_sizes)
         with jax.named_scope("combine"):
@@ -195,6 +195,31 @@ def _move(x: Float[Array, "M D"], exchange: Exchange, move: Callable[[Array], Ar
     scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=1, keepdims=True), 1e-12) / FP8_MAX
     narrow, scale = move((wide / scale).astype(FP8)), move(scale)
     return (narrow.astype(jnp.float32) * scale).astype(x.dtype)
+
+
+def _move_labelled(
+    x: Float[Array, "M D"], label: Int[Array, " M"], exchange: Exchange, move: Callable[[Array], Array]
+) -> tuple[Float[Array, "N D"], Int[Array, " N"]]:
+    """`_move` with an int32 for each row, whose bits travel as further columns: an exchange of their own would be small,
+    and XLA waits for such a one where it stands."""
+    wire = exchange.dispatch_dtype or x.dtype
+    if wire == FP8:  # the bits go with the scale
+        wide = x.astype(jnp.float32)
+        scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=1, keepdims=True), 1e-12) / FP8_MAX
+        narrow, extra = move((wide / scale).astype(FP8)), move(_with_bits(scale, label))
+        return (narrow.astype(jnp.float32) * extra[:, :1]).astype(x.dtype), _bits_of(extra, 1)
+    moved = move(_with_bits(x.astype(wire), label))
+    return moved[:, : x.shape[1]].astype(x.dtype), _bits_of(moved, x.shape[1])
+
+
+def _with_bits(x: Float[Array, "M D"], label: Int[Array, " M"]) -> Float[Array, "M D2"]:
+    bits = lax.bitcast_convert_type(label.astype(jnp.int32), x.dtype).reshape(x.shape[0], -1)
+    return jnp.concatenate([x, bits], axis=1)
+
+
+def _bits_of(x: Float[Array, "M D2"], start: int) -> Int[Array, " M"]:
+    bits = x[:, start:]
+    return lax.bitcast_convert_type(bits[:, 0] if bits.shape[1] == 1 else bits, jnp.int32)
 
 
 def _weigh(order: Dispatch, y: Float[Array, "N D"], weights: Float[Array, "T k"]) -> Float[Array, "T D"]:

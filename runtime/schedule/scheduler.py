@@ -156,17 +156,15 @@ class Scheduler:
         None with plans in flight means: collect, then ask again.
         """
         wish = self.wish()
-        can_prefill, can_decode, in_a_row = bool(wish.shares), wish.can_decode, self._prefills_in_a_row
-        phase = choose_phase(
-            self.policy, can_prefill=can_prefill, can_decode=can_decode, prefills_in_a_row=in_a_row
-        )
+        in_a_row = self._prefills_in_a_row
+        ready = {"can_prefill": bool(wish.shares), "can_decode": wish.can_decode}
+        phase = choose_phase(self.policy, **ready, prefills_in_a_row=in_a_row)
         if phase is not None:
-            self._prefills_in_a_row = in_a_row + can_decode if phase is Phase.PREFILL else 0
+            self._prefills_in_a_row = in_a_row + wish.can_decode if phase is Phase.PREFILL else 0
         plan = self.carry_out(wish, phase)
         if plan is None and phase is Phase.DECODE and not self._has_pending():
-            plan = self.carry_out(
-                replace(wish, shares=tuple(self._decide_prefill(wish.limits))), Phase.PREFILL
-            )
+            wish = replace(wish, shares=tuple(self._decide_prefill(wish.limits)))
+            plan = self.carry_out(wish, Phase.PREFILL)
         return plan
 
     def wish(self, someone_decodes: bool = False) -> Wish:
@@ -179,9 +177,8 @@ class Scheduler:
 
     def wanted_steps(self, wish: Wish) -> int:
         """Decode steps that the next launch would make if pages allow."""
-        return self._decode_steps(
-            self._decodable(wish.limits), wish.limits, is_prefill_near=wish.is_prefill_near
-        )
+        rows = self._decodable(wish.limits)
+        return self._decode_steps(rows, wish.limits, is_prefill_near=wish.is_prefill_near)
 
     def carry_out(self, wish: Wish, phase: Phase | None) -> StepPlan | None:
         """The plan of that phase, to be launched before the next wish; None where there is nothing, or no page."""

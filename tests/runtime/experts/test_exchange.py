@@ -31,40 +31,47 @@ def layer_inputs(skew: float) -> tuple[MoEParams, jax.Array, jax.Array]:
     return MoEParams(router, gate_up, down), jnp.asarray(x), jnp.asarray(rng.random(TOKENS) < 0.8)
 
 
-def run(exchange: Exchange, placement: ExpertPlacement, params: MoEParams, x: jax.Array, is_real: jax.Array):
+def make_layer(exchange: Exchange, placement: ExpertPlacement):
     slots = placement.slot_experts[0]
-    placed = MoEParams(
-        params.router, params.w_gate_up[slots], params.w_down[slots], copies=copies_table(placement)[0]
-    )
     weights = MoEParams(P(), P("expert"), P("expert"), copies=P())
     mesh = Mesh(np.array(jax.devices()[: placement.num_devices]), ("expert",))
-    layer = jax.shard_map(
+    sharded = jax.shard_map(
         partial(moe_layer, exchange=exchange, **OPTIONS),
         mesh=mesh,
         in_specs=(weights, P("expert"), P("expert")),
         out_specs=(P("expert"), ExpertLoad(P("expert"), P("expert"))),
         check_vma=False,
     )
-    return jax.jit(layer)(placed, x, is_real)
+    layer = jax.jit(sharded)
+
+    def run(params: MoEParams, x: jax.Array, is_real: jax.Array):
+        gate_up, down = params.w_gate_up[slots], params.w_down[slots]
+        return layer(MoEParams(params.router, gate_up, down, copies=copies_table(placement)[0]), x, is_real)
+
+    return run
 
 
-@pytest.mark.parametrize("skew", [0.0, 4.0], ids=["spread", "hot"])
 @pytest.mark.parametrize(
-    ("kind", "capacity"),
-    [(ExchangeKind.GATHER, 0), (ExchangeKind.ALL_TO_ALL, 1), (ExchangeKind.ALL_TO_ALL, 24)],
-    ids=["gather", "many-rounds", "one-round"],
+    ("kind", "capacity", "devices", "slots"),
+    [
+        (ExchangeKind.GATHER, 0, 2, 3),
+        (ExchangeKind.GATHER, 0, 4, 3),
+        (ExchangeKind.ALL_TO_ALL, 1, 2, 5),
+        (ExchangeKind.ALL_TO_ALL, 1, 8, 1),
+        (ExchangeKind.ALL_TO_ALL, 24, 4, 3),
+    ],
+    ids=["gather", "gather-copies", "many-rounds-copies", "many-rounds", "one-round-copies"],
 )
-@pytest.mark.parametrize(("devices", "slots"), [(2, 3), (2, 5), (4, 3), (8, 1)])
-def test_is_the_layer_of_one_device(kind, capacity, devices, slots, skew) -> None:
-    if devices * slots < NUM_EXPERTS:
-        pytest.skip("experts do not fit")
-    params, x, is_real = layer_inputs(skew)
-    expected, load = moe_layer(params, x, is_real, **OPTIONS)
+def test_is_the_layer_of_one_device(kind, capacity, devices, slots) -> None:
     placement = ExpertPlacement.uniform(1, NUM_EXPERTS, devices, slots)
-    out, found = run(Exchange(kind, devices, "expert", capacity), placement, params, x, is_real)
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
-    assert found.tokens.reshape(devices, -1).sum(axis=0).tolist() == load.tokens.tolist()
-    assert found.rows.sum() == TOP_K * int(is_real.sum())
+    layer = make_layer(Exchange(kind, devices, "expert", capacity), placement)
+    for skew in (0.0, 4.0):
+        params, x, is_real = layer_inputs(skew)
+        expected, load = moe_layer(params, x, is_real, **OPTIONS)
+        out, found = layer(params, x, is_real)
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+        assert found.tokens.reshape(devices, -1).sum(axis=0).tolist() == load.tokens.tolist()
+        assert found.rows.sum() == TOP_K * int(is_real.sum())
 
 
 def test_copies_share_the_rows_of_a_hot_expert() -> None:
@@ -74,7 +81,7 @@ def test_copies_share_the_rows_of_a_hot_expert() -> None:
     placement = ExpertPlacement(np.array([[0, 1, 2, 3, 0, 4, 5, 1]]), 2, NUM_EXPERTS)
     ids = jax.lax.top_k(x @ params.router.T, TOP_K)[1]
     assert (ids == 0).any(axis=1).all()
-    _, load = run(Exchange(ExchangeKind.GATHER, 2, "expert"), placement, params, x, is_real)
+    _, load = make_layer(Exchange(ExchangeKind.GATHER, 2, "expert"), placement)(params, x, is_real)
     only = [int(np.isin(ids, experts).sum()) for experts in ((2, 3), (4, 5))]
     both = int(np.isin(ids, (0, 1)).sum())
     assert int(load.rows.sum()) == sum(only) + both
@@ -89,7 +96,7 @@ def test_narrow_dispatch_is_near(dtype, error, kind) -> None:
     params, x, is_real = layer_inputs(0.0)
     expected, _ = moe_layer(params, x, is_real, **OPTIONS)
     placement = ExpertPlacement.uniform(1, NUM_EXPERTS, 2, 3)
-    out, _ = run(Exchange(kind, 2, "expert", 16, dtype), placement, params, x, is_real)
+    out, _ = make_layer(Exchange(kind, 2, "expert", 16, dtype), placement)(params, x, is_real)
     distance = jnp.linalg.norm(out - expected) / jnp.linalg.norm(expected)
     assert 0 < distance < error
 
