@@ -100,6 +100,8 @@ def improve(
         part = rows.take(active)
         made = np.zeros(num_layers, np.int64)
         made[active] = _round(part, min_saving[active], is_levelled=balance_weight > 0)
+        if balance_weight > 0:
+            part.on_slot = _levelled(part, placement.num_devices)
         rows.put(active, part)
         active = active[made[active] > 0]
         tops.append(rows.by_device().max(axis=1))
@@ -113,6 +115,12 @@ def improve(
     table = np.array(tables)[best, layer]
     after = ExpertPlacement(table, placement.num_devices, placement.num_experts)
     return Improvement(after, saved[best, layer], np.array(moves)[best, layer])
+
+
+def _levelled(rows: _Rows, num_devices: int) -> np.ndarray:
+    """Loads of slots [b, S] when copies share anew: a further copy relieves all devices that hold its expert."""
+    placement = ExpertPlacement(rows.held, num_devices, rows.loads.shape[1])
+    return np.take_along_axis(rows.loads, rows.held, axis=1) * slot_shares(placement, rows.loads, 0.5)
 
 
 def _round(rows: _Rows, min_saving: np.ndarray, is_levelled: bool) -> np.ndarray:
