@@ -1,0 +1,181 @@
+"""Buckets: every rung, what it did and cost, what was moved and why, and the ladder that the demand asks for."""
+
+from typing import Any
+
+import streamlit as st
+
+from control_plane.client import AdminError
+from control_plane.console_schemas import BucketsPage, RungRow, Span
+from ui import session
+from ui.charts import gauge_band, lines, stacked
+from ui.fields import shown
+from ui.frame import figures, live_page, mode, plot, plots, require, table, why_not
+from ui.maps import demand, inputs_text, moves, rung_work, words
+from ui.units import clock, count, num_bytes, percent, seconds
+
+STATES = {"ready": "✔ ready", "compiling": "… compiling", "absent": "– absent", "failed": "✖ failed"}  # noqa: RUF001
+
+
+def draw(page: BucketsPage, span: Span) -> None:
+    ladder = page.ladder
+    if ladder is not None:
+        _ladder(page)
+        if ladder.state == "compiling":
+            added, dropped = ", ".join(ladder.rungs_to_add), ", ".join(ladder.rungs_to_drop)
+            st.info(
+                f"The ladder changes: compiling {added or 'nothing'}, then dropping {dropped or 'nothing'}. "
+                f"The old ladder serves meanwhile ({seconds(ladder.seconds)} so far).",
+                icon="⏳",
+            )
+        elif ladder.state == "failed":
+            st.error(f"The last change of the ladder failed: {ladder.error}. The old ladder serves.", icon="⚠️")
+    zone = session.zone()
+    left, right = st.columns([3, 2])
+    with left:
+        plot(
+            moves(page, span, zone, mode()),
+            "moves",
+            "Moves of batch size and other numbers over time, by reason",
+        )
+    with right:
+        plot(rung_work(page.rungs, mode()), "work", "Share of asked and padded positions by rung")
+    plots(
+        3,
+        (
+            gauge_band(page, "batch_size", title="Batch size", unit="requests", span=span, zone=zone, mode=mode(), least_top=8),
+            "batch", "Batch size over time",
+        ),
+        (
+            lines(page, [("padding_share", "")], title="Padding", unit="%", span=span, zone=zone, mode=mode(), least_top=10, top=100),
+            "padding", "Padding share by phase over time",
+        ),
+        (
+            stacked(page, "rung_hits", title="Launches by rung", unit="1/s", span=span, zone=zone, mode=mode(), least_top=1),
+            "hits", "Launches a second by rung over time",
+        ),
+    )  # fmt: skip
+    st.subheader("Rungs", anchor=False)
+    table([_rung(rung) for rung in page.rungs], "rungs", "No ladder yet.", column_config=_RUNG_COLUMNS)
+    left, right = st.columns([3, 2])
+    with left:
+        st.subheader("Last moves", anchor=False)
+        table(
+            [_move(move) for move in page.moves[:50]],
+            "last",
+            "No number was moved in this time.",
+            height=280,
+        )
+        if page.num_moves > len(page.moves):
+            st.caption(
+                f"{page.num_moves:,} moves in this time; the newest {len(page.moves)} are drawn, 50 listed."
+            )
+    with right:
+        st.subheader("Reasons since the start", anchor=False)
+        rows = [
+            {"controller": words(r.controller), "reason": words(r.reason), "decisions": r.num}
+            for r in sorted(page.reasons, key=lambda r: -r.num)
+        ]
+        table(rows, "reasons", "No decision yet.", height=280)
+
+
+def _ladder(page: BucketsPage) -> None:
+    ladder = page.ladder
+    assert ladder is not None
+    num_ready = sum(rung.state == "ready" for rung in page.rungs)
+    late = next((s.values[-1] for s in page.series if s.name == "late_compiles" and s.values), None)
+    figures(
+        ("Rungs ready", f"{num_ready} of {len(page.rungs)}", f"at most {ladder.max_rungs} for a learned ladder"),
+        ("Ladder", ladder.state, f"changed {ladder.num_changes} times since the start"),
+        ("Launches", count(sum(r.hits_span for r in page.rungs)), "in the chosen time"),
+        ("Padding", count(sum(r.padding_span for r in page.rungs)), "positions computed in the chosen time that nobody asked for"),
+        ("Compile time", seconds(sum(r.compile_s for r in page.rungs)), "all rungs together; from the cache where it says so"),
+        ("Late compiles", count(late), "compiles after the server was ready: always a fault"),
+    )  # fmt: skip
+
+
+_RUNG_COLUMNS: dict[str, Any] = {
+    "occupancy": st.column_config.ProgressColumn("occupancy", min_value=0, max_value=1, format="percent"),
+    "busy": st.column_config.ProgressColumn("busy", min_value=0, max_value=1, format="percent"),
+}
+
+
+def _rung(rung: RungRow) -> dict[str, Any]:
+    return {
+        "rung": rung.name,
+        "state": STATES[rung.state] + (f": {rung.error}" if rung.error else ""),
+        "launches": rung.hits_span,
+        "occupancy": rung.occupancy_span,
+        "padding": rung.padding_span,
+        "busy": rung.busy_share_span,
+        "step": seconds(rung.step_s),
+        "compile": seconds(rung.compile_s) + (" (cache)" if rung.from_cache else ""),
+        "memory": num_bytes(rung.temp_bytes),
+        "launches since start": rung.hits,
+    }
+
+
+def _move(move: Any) -> dict[str, str]:
+    return {
+        "when": clock(move.time, session.zone()),
+        "what": words(move.controller),
+        "from": shown(move.previous),
+        "to": shown(move.value),
+        "why": words(move.reason),
+        "numbers": inputs_text(move),
+    }
+
+
+def proposal() -> None:
+    """What the ladder learned, and the button that puts it in force: a change like any other, with its dry run."""
+    st.subheader("The ladder that the demand asks for", anchor=False)
+    answer = require(session.ladder())
+    if answer is None:
+        return
+    sizes = {phase: [r["size"] for r in answer["rungs"] if r["phase"] == phase] for phase in answer["demand"]}
+    plots(
+        2,
+        *(
+            (demand(found, f"Demand, {phase}", sizes[phase], mode()), f"demand_{phase}", f"Steps by size, {phase}")
+            for phase, found in answer["demand"].items()
+        ),
+    )  # fmt: skip
+    if (applied := answer.get("applied")) is not None:
+        _followed(applied)
+    found = answer.get("proposal")
+    if found is None:
+        st.info(f"Nothing to propose: {answer.get('why_no_proposal') or 'no reason given'}", icon="ℹ️")  # noqa: RUF001
+        return
+    st.markdown(
+        f"A learned ladder would spare **{percent(found['predicted_gain'])}** of the computed positions: "
+        + ", ".join(f"`{path}`: {shown(value)}" for path, value in found["patch"].get("ladder", {}).items())
+    )
+    for note in found.get("notes", ()):
+        st.caption(note)
+    with st.form("apply_ladder", border=False):
+        reason = st.text_input("Why", placeholder="for the history", max_chars=500)
+        if st.form_submit_button("Apply the learned ladder", type="primary"):
+            try:
+                made = session.client().apply_ladder(reason)
+            except AdminError as error:
+                st.error(why_not(error))
+            else:
+                session.renew()
+                change = made["plan"]
+                st.success(
+                    f"Revision {made['revision']['number']}: compiling {len(change['rungs_to_add'])} rungs, about "
+                    f"{seconds(change['compile_s'])}. The old ladder serves meanwhile; Tuning takes it back."
+                )
+
+
+def _followed(applied: dict[str, Any]) -> None:
+    realised = applied.get("realised")
+    text = f"Revision {applied['revision']} ({applied['status'] or 'no longer kept'}) put a learned ladder in force: predicted gain {percent(applied['predicted_gain'])}"
+    st.caption(
+        text
+        + (f", seen so far: {realised}" if realised else ", nothing seen yet" if applied["is_serving"] else "")
+    )  # fmt: skip
+
+
+live_page("buckets", "Buckets", draw, "Every shape that is compiled: nothing else ever runs.")
+st.divider()
+proposal()

@@ -1,0 +1,148 @@
+"""Overview: how the server is, in one look: promises, alerts, latency, traffic, what changed lately."""
+
+import streamlit as st
+
+from control_plane.console_schemas import Alert, OverviewPage, RecentChange, Span
+from ui import session
+from ui.charts import lines
+from ui.fields import shown
+from ui.frame import figures, live_page, mode, plots, table
+from ui.units import age, clock, count, percent, seconds
+
+BOXES = {"critical": st.error, "warning": st.warning, "info": st.info}
+ICONS = {"critical": "🔴", "warning": "🟠", "info": "🔵"}
+SPAN_WORDS = {"15min": "last 15 min", "3h": "last 3 h", "24h": "last 24 h"}
+
+
+def draw(page: OverviewPage, span: Span) -> None:
+    _alerts(page.alerts, page.server_time)
+    _numbers(page, span)
+    _latency(page, span)
+    _traffic(page, span)
+    st.subheader("What changed lately", anchor=False)
+    rows = [_change(change) for change in page.recent_changes[:8]]
+    table(rows, "changes", "Nothing was changed since the server started.")
+
+
+def _alerts(alerts: list[Alert], now: float) -> None:
+    if not alerts:
+        st.success("Nothing needs attention.", icon="✅")
+    for alert in alerts[:6]:
+        BOXES[alert.severity](
+            f"**{alert.text}** · for {age(now - alert.since)} · [see {alert.page}]({alert.page})",
+            icon=ICONS[alert.severity],
+        )
+    if len(alerts) > 6:
+        st.caption(f"and {len(alerts) - 6} more")
+
+
+def _numbers(page: OverviewPage, span: Span) -> None:
+    now, promises = page.now, page.promises
+    percentiles = {found.name: found for found in page.percentiles}
+    if now is None or promises is None:
+        return
+    when = SPAN_WORDS[span]
+    ttft, itl = percentiles.get("ttft"), percentiles.get("itl")
+    figures(
+        (
+            "Promises kept",
+            percent(promises.attainment),
+            f"{when}: {promises.num_kept:,} of {promises.num_requests:,} requests kept both promises (TTFT "
+            f"{seconds(promises.ttft_s)}, time per token {seconds(promises.itl_s)}); missed TTFT: "
+            f"{promises.num_ttft_missed:,}, missed time per token: {promises.num_itl_missed:,}",
+        ),
+        ("Goodput", f"{count(promises.goodput_s)} /s", f"{when}: requests a second that kept both promises"),
+        (
+            f"TTFT p99 (≤ {seconds(promises.ttft_s)})",
+            seconds(ttft.p99_s if ttft else None),
+            f"{when}: time to first token",
+        ),
+        (
+            f"ITL p99 (≤ {seconds(promises.itl_s)})",
+            seconds(itl.p99_s if itl else None),
+            f"{when}: gap between tokens",
+        ),
+        (
+            "Running · waiting",
+            f"{now.num_running} · {now.num_waiting}",
+            f"now; the batch size is {now.batch_size}, {now.waiting_tokens:,} tokens wait",
+        ),
+        (
+            "Output",
+            f"{count(now.generation_tokens_s)} tok/s",
+            f"last 10 s; prompts {count(now.prompt_tokens_s)} tokens/s",
+        ),
+    )
+    late = (
+        f"**{now.late_compiles} late compiles**: always a fault" if now.late_compiles else "no late compile"
+    )
+    st.caption(
+        f"Up {age(now.uptime_s)} · device busy {percent(now.busy_share)} · KV pages {percent(now.kv_use)} in use · "
+        f"{now.num_rungs_ready} of {now.num_rungs} rungs ready · {late} · {now.num_preemptions} preemptions"
+    )
+
+
+def _latency(page: OverviewPage, span: Span) -> None:
+    common = {"span": span, "zone": session.zone(), "mode": mode(), "unit": "ms"}
+    promises = page.promises
+    ttft = (1000 * promises.ttft_s, "promised") if promises else None
+    itl = (1000 * promises.itl_s, "promised") if promises else None
+    quantiles = ("p50", "p90", "p99")
+    plots(
+        2,
+        (
+            lines(page, [(f"ttft_{q}", q) for q in quantiles], title="Time to first token", promise=ttft, least_top=100, **common),
+            "ttft", "Time to first token, percentiles over time",
+        ),
+        (
+            lines(page, [(f"itl_{q}", q) for q in quantiles], title="Time between tokens", promise=itl, least_top=10, **common),
+            "itl", "Time between tokens, percentiles over time",
+        ),
+    )  # fmt: skip
+
+
+def _traffic(page: OverviewPage, span: Span) -> None:
+    common = {"span": span, "zone": session.zone(), "mode": mode()}
+    plots(
+        2,
+        (
+            lines(page, [("slo_attainment", "kept")], title="Promises kept", unit="%", least_top=100, top=105, **common),
+            "slo", "Share of requests that kept both promises over time",
+        ),
+        (
+            lines(page, [("running", "running"), ("waiting", "waiting")], title="Requests in the engine", unit="requests", least_top=10, is_filled=True, **common),
+            "queue", "Running and waiting requests over time",
+        ),
+        (
+            lines(page, [("generation_tokens", "output"), ("prompt_tokens", "prompts")], title="Tokens", unit="tokens/s", least_top=100, **common),
+            "tokens", "Tokens a second over time",
+        ),
+        (
+            lines(page, [("busy_share", "device busy"), ("kv_use", "KV pages in use")], title="What is used", unit="%", least_top=100, top=105, **common),
+            "use", "Shares of device time and KV pages in use",
+        ),
+        (
+            lines(page, [("requests", "ended"), ("goodput", "kept both promises"), ("rejections", "rejected")], title="Requests", unit="1/s", least_top=1, **common),
+            "requests", "Requests a second: ended, good, rejected",
+        ),
+        (
+            lines(page, [("queue_p99", "p99 in the queue"), ("e2e_p99", "p99 from end to end")], title="Queue and whole request", unit="ms", least_top=1000, **common),
+            "e2e", "99th percentiles of time in the queue and of whole requests",
+        ),
+    )  # fmt: skip
+
+
+def _change(change: RecentChange) -> dict[str, str]:
+    changed = ", ".join(f"{c.get('path')}: {shown(c.get('old'))} → {shown(c.get('new'))}" for c in change.changes)
+    return {
+        "when": clock(change.time, session.zone()),
+        "who": change.actor,
+        "what": change.event,
+        "changed": changed,
+        "why": change.reason,
+        "result": change.result,
+        "revision": "" if change.revision is None else str(change.revision),
+    }  # fmt: skip
+
+
+live_page("overview", "Overview", draw)
