@@ -42,12 +42,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def command(host: str, port: int) -> list[str]:
     """The command that runs the console."""
-    settings = SETTINGS | {
-        "server.address": host,
-        "server.port": str(port),
-        "server.allowedHosts": ",".join({*LOOPBACK, host}),
-    }
+    settings = SETTINGS | {"server.address": host, "server.port": str(port)}
     flags = [f"--{name}={value}" for name, value in settings.items()]
+    flags += [f"--server.allowedHosts={name}" for name in dict.fromkeys((*LOOPBACK, host))]
     return [sys.executable, "-m", "streamlit", "run", str(APP), *flags]
 
 

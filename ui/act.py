@@ -70,7 +70,9 @@ def made_text(revision: dict[str, Any]) -> str:
 def show_plan(plan: dict[str, Any]) -> None:
     """What a change would do: fields, rungs, seconds, memory, warnings."""
     for change in plan["fields"]:
-        st.markdown(f"`{change['path']}`: {shown(change['old'])} → **{shown(change['new'])}** · {change['kind']}")
+        st.markdown(
+            f"`{change['path']}`: {shown(change['old'])} → **{shown(change['new'])}** · {change['kind']}"
+        )
     if not plan["fields"]:
         st.caption("Nothing would change.")
     if plan["rungs_to_add"] or plan["rungs_to_drop"]:
@@ -110,6 +112,6 @@ def trial(key: str) -> dict[str, Any] | None:
 def may_change() -> bool:
     """False, with a word, where the key is known to be a viewer's."""
     if session.role() == "viewer":
-        st.info("This key may look and plan, not change.", icon="🔒")
+        st.info("This key may look and plan, not change.", icon=":material/lock:")
         return False
     return True

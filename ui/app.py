@@ -6,36 +6,54 @@ Started by `python -m ui` (make console), which sets what Streamlit must and mus
 import streamlit as st
 
 from ui import session
-from ui.frame import live, why_not
 from ui.feed import State
+from ui.frame import PAGE_NAMES, live, why_not
 from ui.units import age
 
-PAGES = {
-    "See": (
-        ("overview", "Overview", ":material/monitor_heart:"),
-        ("buckets", "Buckets", ":material/stairs:"),
-        ("experts", "Experts", ":material/grid_on:"),
-        ("kv", "KV levels", ":material/memory:"),
-        ("scaling", "Scaling", ":material/open_in_full:"),
-        ("economics", "Economics", ":material/payments:"),
-    ),
-    "Act": (
-        ("diagnosis", "Diagnosis", ":material/stethoscope:"),
-        ("tuning", "Tuning", ":material/tune:"),
-        ("audit", "Audit", ":material/fact_check:"),
-        ("playground", "Playground", ":material/play_circle:"),
-    ),
+SECTIONS = {
+    "See": ("overview", "buckets", "experts", "kv", "scaling", "economics"),
+    "Act": ("diagnosis", "tuning", "audit", "playground"),
 }
+ICONS = {
+    "overview": ":material/monitor_heart:",
+    "buckets": ":material/stairs:",
+    "experts": ":material/grid_on:",
+    "kv": ":material/memory:",
+    "scaling": ":material/open_in_full:",
+    "economics": ":material/payments:",
+    "diagnosis": ":material/stethoscope:",
+    "tuning": ":material/tune:",
+    "audit": ":material/fact_check:",
+    "playground": ":material/play_circle:",
+}
+# Streamlit's own spacing is made for articles; a person on call wants to see without scrolling.
+DENSE = """<style>
+.stMainBlockContainer {padding: 2.2rem 2rem 2rem 2rem;}
+.stMainBlockContainer h1 {font-size: 1.8rem; padding: 0.2rem 0;}
+.stMainBlockContainer h3 {font-size: 1.15rem; padding: 0.4rem 0 0 0;}
+[data-testid="stMetric"] {padding: 0.5rem 0.8rem;}
+[data-testid="stMetricValue"] {font-size: 1.45rem;}
+[data-testid="stSidebarHeader"] {height: 1.5rem; padding: 0.5rem; margin: 0;}
+[data-testid="stAlertContainer"] {padding: 0.6rem 0.8rem; min-height: 0;}
+.st-key-fields [data-testid="stVerticalBlock"] {gap: 0.35rem;}
+</style>"""
 
 
 def main() -> None:
     st.set_page_config(page_title="moe-ladder console", page_icon="🪜", layout="wide")
+    st.html(DENSE)
     pages = {
         heading: [
-            st.Page(f"views/{name}.py", title=title, icon=icon, url_path=name, default=name == "overview")
-            for name, title, icon in listed
+            st.Page(
+                f"views/{name}.py",
+                title=PAGE_NAMES[name],
+                icon=ICONS[name],
+                url_path=name,
+                default=name == "overview",
+            )
+            for name in names
         ]
-        for heading, listed in PAGES.items()
+        for heading, names in SECTIONS.items()
     }
     chosen = st.navigation(pages, expanded=True)
     with st.sidebar:

@@ -4,7 +4,8 @@ The time axis spans what was asked for even where nothing was seen, and the valu
 number, so that two looks at the same figure can be compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 
 import plotly.graph_objects as go
@@ -17,6 +18,15 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 FACTORS = {"s": 1.0, "ms": 1000.0, "%": 100.0}
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a viewer looks: at which span, in which time zone (None: this machine's), on light or dark."""
+
+    span: Span
+    zone: tzinfo | None
+    mode: Mode
+
+
 def series_of(page: ConsolePage, name: str, label: str | None = None) -> list[Series]:
     """The page's series of a name: one, or its sisters with different labels."""
     return [s for s in page.series if s.name == name and (label is None or s.label == label)]
@@ -27,36 +37,34 @@ def moments(times: Sequence[float], zone: tzinfo | None) -> list[datetime]:
     return [datetime.fromtimestamp(t, UTC).astimezone(zone).replace(tzinfo=None) for t in times]
 
 
-def time_axis(page: ConsolePage, span: Span, zone: tzinfo | None) -> dict[str, object]:
+def time_axis(page: ConsolePage, look: Look) -> dict[str, object]:
     """From the span's beginning to the page's time."""
-    ends = moments([page.server_time - SPAN_S[span], page.server_time], zone)
+    ends = moments([page.server_time - SPAN_S[look.span], page.server_time], look.zone)
     return {"range": ends, "type": "date", "nticks": 7}
 
 
 def lines(
     page: ConsolePage,
-    names: Sequence[tuple[str, str]],
-    *,
+    look: Look,
     title: str,
     unit: str,
-    span: Span,
-    zone: tzinfo | None,
-    mode: Mode,
+    names: Mapping[str, str],
+    *,
     least_top: float,
     top: float | None = None,
     promise: tuple[float, str] | None = None,
     is_filled: bool = False,
     height: int = HEIGHT,
 ) -> go.Figure:
-    """Lines of the page's series. names: (series, what the legend says); each in its colour and dash.
+    """Lines of the page's series. names: what the legend calls each series; every line has its colour and dash.
 
     unit: `ms` and `%` scale values given in seconds and shares. least_top: the least end of the value axis, in `unit`;
     top: the fixed one. promise: a level, in `unit`, with its name, drawn as a line across.
     """
-    colours, factor = palette(mode), FACTORS.get(unit, 1.0)
-    x = moments(page.times, zone)
+    colours, factor = palette(look.mode), FACTORS.get(unit, 1.0)
+    x = moments(page.times, look.zone)
     figure, seen = go.Figure(), [promise[0]] if promise else []
-    drawn = [(s, shown) for name, shown in names for s in series_of(page, name)]
+    drawn = [(s, shown) for name, shown in names.items() for s in series_of(page, name)]
     for place, (series, shown) in enumerate(drawn):
         values = scaled(series.values, factor)
         seen += [v for v in values if v is not None]
@@ -73,28 +81,20 @@ def lines(
             hovertemplate=f"%{{y:.4~g}} {unit}",
         )
     if promise:
-        add_level(figure, promise[0], promise[1], mode)
+        add_level(figure, promise[0], promise[1], look.mode)
     if not any(v is not None for s, _ in drawn for v in s.values):
-        add_nothing(figure, mode)
+        add_nothing(figure, look.mode)
     return finished(
-        figure, mode, title=title, y_title=unit, height=height, x=time_axis(page, span, zone),
+        figure, look.mode, title=title, y_title=unit, height=height, x=time_axis(page, look),
         y={"range": [0, top if top is not None else nice_top(seen, least_top)]}, legend=len(drawn) > 1,
     )  # fmt: skip
 
 
 def stacked(
-    page: ConsolePage,
-    name: str,
-    *,
-    title: str,
-    unit: str,
-    span: Span,
-    zone: tzinfo | None,
-    mode: Mode,
-    least_top: float,
+    page: ConsolePage, look: Look, title: str, unit: str, name: str, *, least_top: float
 ) -> go.Figure:
     """Sister series on top of each other, as many colours as there are."""
-    colours, x = palette(mode), moments(page.times, zone)
+    colours, x = palette(look.mode), moments(page.times, look.zone)
     figure, found = go.Figure(), series_of(page, name)
     totals = [0.0] * len(page.times)
     for place, series in enumerate(found):
@@ -110,26 +110,24 @@ def stacked(
             hovertemplate=f"%{{y:.3~g}} {unit}",
         )
     if not any(v for s in found for v in s.values):
-        add_nothing(figure, mode)
+        add_nothing(figure, look.mode)
     return finished(
-        figure, mode, title=title, y_title=unit, x=time_axis(page, span, zone), y={"range": [0, nice_top(totals, least_top)]}
+        figure, look.mode, title=title, y_title=unit, x=time_axis(page, look), y={"range": [0, nice_top(totals, least_top)]}
     )  # fmt: skip
 
 
 def gauge_band(
     page: ConsolePage,
-    name: str,
-    *,
+    look: Look,
     title: str,
     unit: str,
-    span: Span,
-    zone: tzinfo | None,
-    mode: Mode,
+    name: str,
+    *,
     least_top: float,
     capacity: tuple[float, str] | None = None,
 ) -> go.Figure:
     """A gauge's mean as a line, its least and greatest sample as a band around it."""
-    colours, x = palette(mode), moments(page.times, zone)
+    colours, x = palette(look.mode), moments(page.times, look.zone)
     found = series_of(page, name)
     figure, seen = go.Figure(), [capacity[0]] if capacity else []
     for place, series in enumerate(found):
@@ -148,11 +146,11 @@ def gauge_band(
         )  # fmt: skip
         seen += [v for v in (*series.values, *series.high) if v is not None]
     if capacity:
-        add_level(figure, capacity[0], capacity[1], mode)
+        add_level(figure, capacity[0], capacity[1], look.mode)
     if not any(v is not None for s in found for v in s.values):
-        add_nothing(figure, mode)
+        add_nothing(figure, look.mode)
     return finished(
-        figure, mode, title=title, y_title=unit, x=time_axis(page, span, zone), y={"range": [0, nice_top(seen, least_top)]}
+        figure, look.mode, title=title, y_title=unit, x=time_axis(page, look), y={"range": [0, nice_top(seen, least_top)]}
     )  # fmt: skip
 
 

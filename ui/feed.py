@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -80,10 +81,8 @@ class Feed:
             pending = question.pending
             must_wait = pending is not None and (is_due or question.number == 0)
         if pending is not None and must_wait:
-            try:
+            with suppress(FutureTimeout):
                 pending.result(self._wait_s)
-            except FutureTimeout:
-                pass
         return self._answer(question)
 
     def forget(self, key: Hashable) -> None:

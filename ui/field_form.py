@@ -33,7 +33,7 @@ def field_form(fields: Sequence[Field], draft: Draft, known: Known, key: str) ->
     entered: dict[str, Any] = {}
     errors: dict[str, Any] = {}
     resets: list[str] = []
-    with st.form(f"form_{key}"):
+    with st.container(key="fields"), st.form(f"form_{key}"):
         for field in fields:
             text, widget = st.columns([5, 3], vertical_alignment="center")
             with text:
@@ -41,7 +41,9 @@ def field_form(fields: Sequence[Field], draft: Draft, known: Known, key: str) ->
             with widget:
                 entered[field.path] = _widget(field, draft.value(field.path, known.defaults), key)
                 errors[field.path] = st.empty()
-        candidates = [f.path for f in fields if f.is_editable and not same(known.stored.get(f.path), f.default)]
+        candidates = [
+            f.path for f in fields if f.is_editable and not same(known.stored.get(f.path), f.default)
+        ]
         if candidates:
             resets = st.multiselect(
                 "Set back to the default",
@@ -50,7 +52,9 @@ def field_form(fields: Sequence[Field], draft: Draft, known: Known, key: str) ->
                 key=f"reset_{key}",
                 format_func=lambda path: f"{path} → {shown(known.defaults.get(path))}",
             )
-        is_sent = st.form_submit_button("Plan this change", type="primary", help="A dry run: nothing is changed")
+        is_sent = st.form_submit_button(
+            "Plan this change", type="primary", help="A dry run: nothing is changed"
+        )
     if not is_sent:
         return None
     is_right = True
@@ -73,15 +77,15 @@ def _describe(field: Field, known: Known, draft: Draft) -> None:
     if not same(effective, field.default):
         parts.append(f"default {shown(field.default) or 'empty'}")
     if not same(effective, stored):
-        parts.append(f":violet[pending until a restart: **{shown(stored) or 'empty'}**]")
+        parts.append(f"pending until a restart: **{shown(stored) or 'empty'}**")
     if field.path in draft.paths:
-        parts.append(f":orange[in your change: **{shown(draft.value(field.path, known.defaults)) or 'empty'}**]")
+        parts.append(f"in your change: **{shown(draft.value(field.path, known.defaults)) or 'empty'}**")
     if (last := known.last.get(field.path)) is not None:
         revision, seconds = last
         why = f": {revision['reason']}" if revision.get("reason") else ""
         parts.append(f"revision {revision['number']} by {revision['actor']}, {age(seconds)} ago{why}")
-    st.markdown(f"**{field.name}** {BADGES.get(field.change, '')}  \n{field.description}", help=_help(field))
-    st.caption(" · ".join(parts) + _limits(field))
+    head = f"**{field.name}** {BADGES.get(field.change, '')} {field.description}"
+    st.markdown(f"{head}  \n:small[:gray[{' · '.join(parts)}]]{_limits(field)}", help=_help(field))
 
 
 def _widget(field: Field, value: Any, key: str) -> Any:
@@ -107,5 +111,5 @@ def _help(field: Field) -> str:
 
 def _limits(field: Field) -> str:
     if not field.is_editable:
-        return "  \nset in the configuration file only"
-    return f"  \nno effect: {field.why_idle}" if field.why_idle else ""
+        return "  \n:small[:orange[set in the configuration file only]]"
+    return f"  \n:small[:orange[no effect: {field.why_idle}]]" if field.why_idle else ""

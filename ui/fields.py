@@ -64,7 +64,9 @@ class Field:
         if self.kind == "array":
             items = "whole numbers" if self.item_kind == "integer" else "words"
             return f"{items} with commas between, {bounds}".rstrip(", ")
-        word = {"integer": "a whole number", "number": "a number", "boolean": "on or off"}.get(self.kind, "text")
+        word = {"integer": "a whole number", "number": "a number", "boolean": "on or off"}.get(
+            self.kind, "text"
+        )
         return f"{word} {bounds}".rstrip()
 
 

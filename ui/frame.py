@@ -13,6 +13,7 @@ import streamlit as st
 from control_plane.client import AdminError
 from control_plane.console_schemas import SPANS, ConsolePage, Page, Part, Span
 from ui import session
+from ui.charts import Look
 from ui.feed import Answer, State
 from ui.palette import Mode
 from ui.units import age, clock
@@ -20,6 +21,18 @@ from ui.units import age, clock
 STALE_TICKS = 4  # of the server's: data older than this is called old
 MIN_STALE_S = 10.0
 PLOT_CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+PAGE_NAMES = {
+    "overview": "Overview",
+    "buckets": "Buckets",
+    "experts": "Experts",
+    "kv": "KV levels",
+    "scaling": "Scaling",
+    "economics": "Economics",
+    "diagnosis": "Diagnosis",
+    "tuning": "Tuning",
+    "audit": "Audit",
+    "playground": "Playground",
+}
 _GREYED = "<style>.st-key-panel {opacity: 0.5; filter: grayscale(0.8);}</style>"
 _STATE_ICONS = {
     "ready": ":green-badge[ready]",
@@ -71,14 +84,21 @@ def tell_state(answer: Answer, received: session.Received | None) -> bool:
     seconds = received.age_s(time.monotonic())
     is_stale = seconds > max(MIN_STALE_S, STALE_TICKS * page.tick_s, 2 * (session.interval_s() or 0.0))
     if answer.state is State.FAILED:
-        st.error(f"**{why_not(answer.error)}** What you see is **{age(seconds)} old**.{_again()}", icon="⚠️")
+        st.error(
+            f"**{why_not(answer.error)}** What you see is **{age(seconds)} old**.{_again()}",
+            icon=":material/warning:",
+        )
     elif answer.state is State.SLOW:
-        st.warning(f"The server takes long to answer. What you see is **{age(seconds)} old**.", icon="⏳")
+        st.warning(
+            f"The server takes long to answer. What you see is **{age(seconds)} old**.",
+            icon=":material/hourglass_top:",
+        )
     elif is_stale and session.interval_s() is None:
-        st.info(f"Paused. What you see is **{age(seconds)} old**.", icon="⏸️")
+        st.info(f"Paused. What you see is **{age(seconds)} old**.", icon=":material/pause:")
     elif is_stale:
         st.warning(
-            f"Data is **{age(seconds)} old**: the server answers, but its engine has not moved since.", icon="⏳"
+            f"Data is **{age(seconds)} old**: the server answers, but its engine has not moved since.",
+            icon=":material/hourglass_top:",
         )
     state = _STATE_ICONS.get(page.state, f":gray-badge[{page.state}]")
     revision = f" · revision {page.version}" if page.version is not None else ""
@@ -87,9 +107,9 @@ def tell_state(answer: Answer, received: session.Received | None) -> bool:
         f"· {clock(page.server_time, session.zone())}"
     )
     if page.error:
-        st.error(page.error, icon="⚠️")
+        st.error(page.error, icon=":material/warning:")
     if page.state == "loading":
-        st.info("The model is loading; figures come when it serves.", icon="⏳")
+        st.info("The model is loading; figures come when it serves.", icon=":material/hourglass_top:")
     return is_stale or answer.state is State.FAILED
 
 
@@ -98,10 +118,14 @@ def require(answer: Answer) -> Any:
     if answer.data is None:
         _tell_nothing(answer)
     elif answer.state is State.FAILED:
-        st.error(f"**{why_not(answer.error)}** What you see is **{age(answer.age_s)} old**.{_again()}", icon="⚠️")
+        st.error(
+            f"**{why_not(answer.error)}** What you see is **{age(answer.age_s)} old**.{_again()}",
+            icon=":material/warning:",
+        )
     elif answer.state is State.SLOW:
         st.warning(
-            f"The server takes long to answer. What you see is **{age(answer.age_s)} old**.", icon="⏳"
+            f"The server takes long to answer. What you see is **{age(answer.age_s)} old**.",
+            icon=":material/hourglass_top:",
         )
     return answer.data
 
@@ -121,10 +145,19 @@ def why_not(error: BaseException | None) -> str:
     return f"The server answered {error.status or error.code}: {error.message}"
 
 
+def link_to(page: str) -> None:
+    """A link to another page of the console, in this tab: another tab would not have the key."""
+    if page in PAGE_NAMES:
+        st.page_link(f"views/{page}.py", label=f"See {PAGE_NAMES[page]}")
+
+
 def unavailable(part: Part, what: str) -> bool:
     """Says in plain words that a part is not there. Returns whether it is missing."""
     if not part.available:
-        st.info(f"**{what}** is not available: {part.reason or 'the server gives no reason'}", icon="ℹ️")  # noqa: RUF001
+        st.info(
+            f"**{what}** is not available: {part.reason or 'the server gives no reason'}",
+            icon=":material/info:",
+        )
     return not part.available
 
 
@@ -132,18 +165,22 @@ def mode() -> Mode:
     return "dark" if st.context.theme.type == "dark" else "light"
 
 
-def plot(figure: go.Figure, key: str, alt: str) -> None:
-    """alt: what a screen reader says."""
-    st.plotly_chart(figure, key=key, theme=None, config=PLOT_CONFIG, alt=alt)
+def look(span: Span) -> Look:
+    return Look(span, session.zone(), mode())
 
 
-def plots(columns: int, *drawn: tuple[go.Figure, str, str]) -> None:
-    """Plots side by side in rows of `columns`."""
-    for first in range(0, len(drawn), columns):
-        places = st.columns(columns)
-        for place, (figure, key, alt) in zip(places, drawn[first : first + columns], strict=False):
-            with place:
-                plot(figure, key, alt)
+def plot(figure: go.Figure, key: str) -> None:
+    """A screen reader says the figure's title."""
+    st.plotly_chart(figure, key=key, theme=None, config=PLOT_CONFIG, alt=figure.layout.title.text)
+
+
+def plots(columns: int, **drawn: go.Figure) -> None:
+    """Plots side by side in rows of `columns`, by their keys."""
+    places: list[Any] = []
+    for key, figure in drawn.items():
+        places = places or list(st.columns(columns))
+        with places.pop(0):
+            plot(figure, key)
 
 
 def figures(*cells: tuple[str, str, str]) -> None:
@@ -162,9 +199,9 @@ def table(rows: Sequence[dict[str, Any]], key: str, empty: str, **settings: Any)
 
 def _tell_nothing(answer: Answer) -> None:
     if answer.state is State.FAILED:
-        st.error(f"**{why_not(answer.error)}** Nothing has come yet.{_again()}", icon="⚠️")
+        st.error(f"**{why_not(answer.error)}** Nothing has come yet.{_again()}", icon=":material/warning:")
         return
-    st.info(f"Waiting for {session.server()} to answer …", icon="⏳")
+    st.info(f"Waiting for {session.server()} to answer …", icon=":material/hourglass_top:")
     st.skeleton(height=200)
 
 

@@ -1,19 +1,25 @@
 """Plots that are not over the page's series: rungs, moves, experts, one request's way. Pure functions."""
 
 from collections.abc import Mapping, Sequence
-from datetime import tzinfo
+from itertools import pairwise
 from typing import Any
 
 import plotly.graph_objects as go
 
-from control_plane.console_schemas import BucketsPage, ExpertsPage, Move, RungRow, Span
+from control_plane.console_schemas import BucketsPage, ExpertsPage, Move, RungRow
 from control_plane.request_schemas import RequestTimeline
-from ui.charts import add_nothing, moments, time_axis
+from ui.charts import Look, add_nothing, moments, time_axis
 from ui.palette import HEAT, Mode, finished, nice_top, palette
+from ui.units import DASH
 
 EVEN_TOP = 3.0  # the heat map's end: an expert with three times its even share
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
-EVENT_WORDS = {"prefill": "prefill", "decode": "decode", "preempted": "preempted", "first_token": "first token"}
+EVENT_WORDS = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "preempted": "preempted",
+    "first_token": "first token",
+}
 
 
 def rung_work(rungs: Sequence[RungRow], mode: Mode) -> go.Figure:
@@ -39,15 +45,15 @@ def rung_work(rungs: Sequence[RungRow], mode: Mode) -> go.Figure:
     ).update_layout(barmode="stack", hovermode="y unified", bargap=0.25)  # fmt: skip
 
 
-def moves(page: BucketsPage, span: Span, zone: tzinfo | None, mode: Mode) -> go.Figure:
+def moves(page: BucketsPage, look: Look) -> go.Figure:
     """Every move of a number over time: the value that it was moved to, its reason as mark, colour and hover text."""
-    colours, figure = palette(mode), go.Figure()
+    colours, figure = palette(look.mode), go.Figure()
     shown = [move for move in page.moves if move.value is not None]
     reasons = sorted({(move.controller, move.reason) for move in shown})
     for place, (controller, reason) in enumerate(reasons):
         same = [move for move in shown if (move.controller, move.reason) == (controller, reason)]
         figure.add_scatter(
-            x=moments([move.time for move in same], zone),
+            x=moments([move.time for move in same], look.zone),
             y=[move.value for move in same],
             mode="markers",
             name=f"{words(controller)}: {words(reason)}",
@@ -61,10 +67,10 @@ def moves(page: BucketsPage, span: Span, zone: tzinfo | None, mode: Mode) -> go.
             hovertemplate="%{customdata[0]} → %{y:g}<br>%{customdata[1]}",
         )
     if not shown:
-        add_nothing(figure, mode, "no number was moved in this time")
+        add_nothing(figure, look.mode, "no number was moved in this time")
     top = nice_top([move.value for move in shown], 8)
     return finished(
-        figure, mode, title="Moves and their reasons", y_title="moved to", height=300, x=time_axis(page, span, zone),
+        figure, look.mode, title="Moves and their reasons", y_title="moved to", height=300, x=time_axis(page, look),
         y={"range": [0, top]},
     ).update_layout(hovermode="closest")  # fmt: skip
 
@@ -95,12 +101,22 @@ def expert_heat(page: ExpertsPage, mode: Mode) -> go.Figure:
     )
     if not any(any(row) for row in tokens):
         add_nothing(figure, mode, "no token was routed in this time")
+    x_step, y_step = max(1, page.num_experts // 16), max(1, page.num_layers // 12)
     return finished(
-        figure, mode, title="Load of every expert (1 = even share of its layer)", y_title="layer",
-        height=140 + 22 * max(4, page.num_layers), legend=False,
-        x={"title": {"text": "expert"}, "range": [-0.5, page.num_experts - 0.5], "showgrid": False, "dtick": max(1, page.num_experts // 16)},
-        y={"range": [page.num_layers - 0.5, -0.5], "showgrid": False, "dtick": max(1, page.num_layers // 12)},
-    ).update_layout(hovermode="closest")  # fmt: skip
+        figure,
+        mode,
+        title="Load of every expert (1 = even share of its layer)",
+        y_title="layer",
+        height=140 + 22 * max(4, page.num_layers),
+        legend=False,
+        x={
+            "title": {"text": "expert"},
+            "range": [-0.5, page.num_experts - 0.5],
+            "showgrid": False,
+            "dtick": x_step,
+        },
+        y={"range": [page.num_layers - 0.5, -0.5], "showgrid": False, "dtick": y_step},
+    ).update_layout(hovermode="closest")
 
 
 def layer_imbalance(page: ExpertsPage, mode: Mode) -> go.Figure:
@@ -135,9 +151,7 @@ def request_way(timeline: RequestTimeline, mode: Mode) -> go.Figure:
             y=[row], x=[1000 * length_s], base=[1000 * start_s], orientation="h", marker={"color": colour},
             hovertemplate=f"{text}<br>from {1000 * start_s:.1f} ms, {1000 * length_s:.1f} ms<extra></extra>", showlegend=False,
         )  # fmt: skip
-    end_s = max(
-        [timeline.e2e_s or 0.0, *(e.offset_s + e.duration_s for e in timeline.events)], default=0.0
-    )
+    end_s = max([timeline.e2e_s or 0.0, *(e.offset_s + e.duration_s for e in timeline.events)], default=0.0)
     for event in timeline.events:
         if event.kind in ("first_token", "preempted", "finished"):
             colour = colours.bad if event.kind == "preempted" else colours.good
@@ -157,7 +171,7 @@ def request_way(timeline: RequestTimeline, mode: Mode) -> go.Figure:
 def token_arrivals(offsets_s: Sequence[float], promise_s: float | None, mode: Mode) -> go.Figure:
     """Gaps between the events of a stream as this console saw them, in the order of their coming."""
     colours = palette(mode)
-    gaps = [1000 * (b - a) for a, b in zip(offsets_s, offsets_s[1:], strict=False)]
+    gaps = [1000 * (b - a) for a, b in pairwise(offsets_s)]
     figure = go.Figure(
         go.Bar(
             x=list(range(2, len(gaps) + 2)), y=gaps, marker={"color": colours.main},
@@ -205,4 +219,4 @@ def words(name: str) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)  # noqa: RUF001
+    return f"{value:.4g}" if isinstance(value, float) else DASH if value is None else str(value)

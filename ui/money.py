@@ -67,6 +67,10 @@ def phase_cost(phases: Sequence[PhaseCost], mode: Mode) -> go.Figure:
         )  # fmt: skip
         values += found
     return finished(
-        figure, mode, title="What a million tokens cost", height=280, x={"title": {"text": "USD"}, "range": [0, nice_top(values, 0.01) * 1.1]},
+        figure,
+        mode,
+        title="What a million tokens cost",
+        height=280,
+        x={"title": {"text": "USD"}, "range": [0, nice_top(values, 0.01)]},
         y={"autorange": "reversed"},
-    ).update_layout(barmode="group", hovermode="y unified")  # fmt: skip
+    ).update_layout(barmode="group", hovermode="y unified")

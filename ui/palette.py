@@ -77,7 +77,13 @@ def finished(
         "tickfont": {"color": colours.text, "size": 12},
     }  # fmt: skip
     figure.update_layout(
-        title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 15, "color": colours.text}, "y": 0.97},
+        title={
+            "text": title,
+            "x": 0,
+            "xanchor": "left",
+            "font": {"size": 15, "color": colours.text},
+            "y": 0.97,
+        },
         height=height,
         margin={"l": 8, "r": 12, "t": 56 if legend else 34, "b": 8},
         paper_bgcolor="rgba(0,0,0,0)",
@@ -85,9 +91,14 @@ def finished(
         font={"color": colours.text, "size": 12},
         showlegend=legend,
         legend={
-            "orientation": "h", "x": 0, "xanchor": "left", "y": 1.0, "yanchor": "bottom", "font": {"size": 12, "color": colours.text},
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1.0,
+            "yanchor": "bottom",
+            "font": {"size": 12, "color": colours.text},
             "bgcolor": "rgba(0,0,0,0)",
-        },  # fmt: skip
+        },
         xaxis={**axis, **(x or {})},
         yaxis={
             **axis,
@@ -97,5 +108,5 @@ def finished(
         hovermode="x unified",
         hoverlabel={"font": {"size": 12}},
         uirevision="keep",
-    )  # fmt: skip
+    )
     return figure

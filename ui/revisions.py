@@ -25,7 +25,9 @@ def history(current: int) -> None:
         if left.button(f"Undo revision {newest['number']}", key="undo", icon=":material/undo:"):
             confirm_rollback(before, current)
         numbers = {revision["number"]: revision for revision in found[1:]}
-        chosen = middle.selectbox("Or go back to", list(numbers), key="back_to", format_func="revision {}".format)
+        chosen = middle.selectbox(
+            "Or go back to", list(numbers), key="back_to", format_func="revision {}".format
+        )
         if right.button("Roll back …", key="rollback", disabled=chosen is None):
             confirm_rollback(numbers[chosen], current)
     table([_row(revision) for revision in found], "history", "No change yet.")
@@ -41,9 +43,7 @@ def confirm_rollback(revision: dict[str, Any], current: int) -> None:
     )
     reason = st.text_input("Why", key="why_back", max_chars=MAX_REASON_CHARS)
     if st.button("Yes, roll back", type="primary", key="confirm_back"):
-        made = attempt(
-            lambda: session.client().rollback(revision["number"], revision=current, reason=reason)
-        )
+        made = attempt(lambda: session.client().rollback(revision["number"], revision=current, reason=reason))
         if made is not None:
             tell("success", made_text(made))
         st.rerun()

@@ -3,7 +3,7 @@
 import math
 from datetime import datetime, tzinfo
 
-DASH = "–"
+DASH = "\u2013"
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _COUNTS = ("", "k", "M", "G", "T")
 

@@ -17,7 +17,12 @@ def draw(page: AuditPage, span: Span) -> None:
     wanted = st.text_input("Find", key="audit_find", placeholder="an actor, a field, a word", max_chars=100)
     needle = wanted.strip().lower()
     entries = [entry for entry in [*page.entries, *_older()] if needle in str(entry).lower()]
-    table([_row(entry) for entry in entries], "audit", "No line has this word." if needle else "No line yet.", height=420)
+    table(
+        [_row(entry) for entry in entries],
+        "audit",
+        "No line has this word." if needle else "No line yet.",
+        height=420,
+    )
     left, right, _ = st.columns([1, 1, 2])
     before = page.before if not _older() else st.session_state.get("audit_before")
     if left.button("Older lines", disabled=before is None, key="older"):
@@ -50,10 +55,11 @@ def _verify() -> None:
         return
     if found["is_ok"]:
         st.success(
-            f"The chain is whole: lines {found['first']} to {found['last']}. Head: `{found['head']}`", icon="✅"
+            f"The chain is whole: lines {found['first']} to {found['last']}. Head: `{found['head']}`",
+            icon=":material/check_circle:",
         )
     else:
-        st.error(f"The chain is broken: {found['problem']}", icon="⚠️")
+        st.error(f"The chain is broken: {found['problem']}", icon=":material/warning:")
 
 
 def _row(entry: dict[str, Any]) -> dict[str, str]:
@@ -61,7 +67,9 @@ def _row(entry: dict[str, Any]) -> dict[str, str]:
     fields = entry.get("fields") or []
     text = ", ".join(f"{c.get('path')}: {shown(c.get('old'))} → {shown(c.get('new'))}" for c in changes)
     known = {"number", "time", "actor", "event", "result", "reason", "revision", "changes", "fields", *HIDDEN}
-    rest = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in known and value not in ("", None))
+    rest = ", ".join(
+        f"{name} {value}" for name, value in entry.items() if name not in known and value not in ("", None)
+    )
     return {
         "line": str(entry.get("number", "")),
         "when": str(entry.get("time", "")).replace("T", " ").removesuffix("Z"),

@@ -9,11 +9,11 @@ from control_plane.console_schemas import BucketsPage, RungRow, Span
 from ui import session
 from ui.charts import gauge_band, lines, stacked
 from ui.fields import shown
-from ui.frame import figures, live_page, mode, plot, plots, require, table, why_not
+from ui.frame import figures, live_page, look, mode, plot, plots, require, table, why_not
 from ui.maps import demand, inputs_text, moves, rung_work, words
 from ui.units import clock, count, num_bytes, percent, seconds
 
-STATES = {"ready": "✔ ready", "compiling": "… compiling", "absent": "– absent", "failed": "✖ failed"}  # noqa: RUF001
+STATES = {"ready": "✔ ready", "compiling": "… compiling", "absent": "- absent", "failed": "✖ failed"}
 
 
 def draw(page: BucketsPage, span: Span) -> None:
@@ -25,35 +25,25 @@ def draw(page: BucketsPage, span: Span) -> None:
             st.info(
                 f"The ladder changes: compiling {added or 'nothing'}, then dropping {dropped or 'nothing'}. "
                 f"The old ladder serves meanwhile ({seconds(ladder.seconds)} so far).",
-                icon="⏳",
+                icon=":material/hourglass_top:",
             )
         elif ladder.state == "failed":
-            st.error(f"The last change of the ladder failed: {ladder.error}. The old ladder serves.", icon="⚠️")
-    zone = session.zone()
+            st.error(
+                f"The last change of the ladder failed: {ladder.error}. The old ladder serves.",
+                icon=":material/warning:",
+            )
+    seen = look(span)
     left, right = st.columns([3, 2])
     with left:
-        plot(
-            moves(page, span, zone, mode()),
-            "moves",
-            "Moves of batch size and other numbers over time, by reason",
-        )
+        plot(moves(page, seen), "moves")
     with right:
-        plot(rung_work(page.rungs, mode()), "work", "Share of asked and padded positions by rung")
+        plot(rung_work(page.rungs, seen.mode), "work")
     plots(
         3,
-        (
-            gauge_band(page, "batch_size", title="Batch size", unit="requests", span=span, zone=zone, mode=mode(), least_top=8),
-            "batch", "Batch size over time",
-        ),
-        (
-            lines(page, [("padding_share", "")], title="Padding", unit="%", span=span, zone=zone, mode=mode(), least_top=10, top=100),
-            "padding", "Padding share by phase over time",
-        ),
-        (
-            stacked(page, "rung_hits", title="Launches by rung", unit="1/s", span=span, zone=zone, mode=mode(), least_top=1),
-            "hits", "Launches a second by rung over time",
-        ),
-    )  # fmt: skip
+        batch=gauge_band(page, seen, "Batch size", "requests", "batch_size", least_top=8),
+        padding=lines(page, seen, "Padding", "%", {"padding_share": ""}, least_top=10),
+        hits=stacked(page, seen, "Launches by rung", "1/s", "rung_hits", least_top=1),
+    )
     st.subheader("Rungs", anchor=False)
     table([_rung(rung) for rung in page.rungs], "rungs", "No ladder yet.", column_config=_RUNG_COLUMNS)
     left, right = st.columns([3, 2])
@@ -79,18 +69,18 @@ def draw(page: BucketsPage, span: Span) -> None:
 
 
 def _ladder(page: BucketsPage) -> None:
-    ladder = page.ladder
+    ladder, rungs = page.ladder, page.rungs
     assert ladder is not None
-    num_ready = sum(rung.state == "ready" for rung in page.rungs)
+    num_ready = sum(rung.state == "ready" for rung in rungs)
     late = next((s.values[-1] for s in page.series if s.name == "late_compiles" and s.values), None)
     figures(
-        ("Rungs ready", f"{num_ready} of {len(page.rungs)}", f"at most {ladder.max_rungs} for a learned ladder"),
+        ("Rungs ready", f"{num_ready} of {len(rungs)}", f"a learned ladder has at most {ladder.max_rungs}"),
         ("Ladder", ladder.state, f"changed {ladder.num_changes} times since the start"),
-        ("Launches", count(sum(r.hits_span for r in page.rungs)), "in the chosen time"),
-        ("Padding", count(sum(r.padding_span for r in page.rungs)), "positions computed in the chosen time that nobody asked for"),
-        ("Compile time", seconds(sum(r.compile_s for r in page.rungs)), "all rungs together; from the cache where it says so"),
+        ("Launches", count(sum(r.hits_span for r in rungs)), "in the chosen time"),
+        ("Padding", count(sum(r.padding_span for r in rungs)), "positions computed that nobody asked for"),
+        ("Compile time", seconds(sum(r.compile_s for r in rungs)), "of all rungs together"),
         ("Late compiles", count(late), "compiles after the server was ready: always a fault"),
-    )  # fmt: skip
+    )
 
 
 _RUNG_COLUMNS: dict[str, Any] = {
@@ -132,18 +122,19 @@ def proposal() -> None:
     if answer is None:
         return
     sizes = {phase: [r["size"] for r in answer["rungs"] if r["phase"] == phase] for phase in answer["demand"]}
-    plots(
-        2,
-        *(
-            (demand(found, f"Demand, {phase}", sizes[phase], mode()), f"demand_{phase}", f"Steps by size, {phase}")
-            for phase, found in answer["demand"].items()
-        ),
-    )  # fmt: skip
+    drawn = {
+        f"demand_{phase}": demand(found, f"Demand, {phase}", sizes[phase], mode())
+        for phase, found in answer["demand"].items()
+    }
+    plots(2, **drawn)
     if (applied := answer.get("applied")) is not None:
         _followed(applied)
     found = answer.get("proposal")
     if found is None:
-        st.info(f"Nothing to propose: {answer.get('why_no_proposal') or 'no reason given'}", icon="ℹ️")  # noqa: RUF001
+        st.info(
+            f"Nothing to propose: {answer.get('why_no_proposal') or 'no reason given'}",
+            icon=":material/info:",
+        )
         return
     st.markdown(
         f"A learned ladder would spare **{percent(found['predicted_gain'])}** of the computed positions: "
@@ -168,12 +159,13 @@ def proposal() -> None:
 
 
 def _followed(applied: dict[str, Any]) -> None:
+    """What a learned ladder promised and what came of it."""
     realised = applied.get("realised")
-    text = f"Revision {applied['revision']} ({applied['status'] or 'no longer kept'}) put a learned ladder in force: predicted gain {percent(applied['predicted_gain'])}"
+    seen = "nothing seen yet" if realised is None else f"seen so far: {realised}"
     st.caption(
-        text
-        + (f", seen so far: {realised}" if realised else ", nothing seen yet" if applied["is_serving"] else "")
-    )  # fmt: skip
+        f"Revision {applied['revision']} ({applied['status'] or 'no longer kept'}) put a learned ladder in force: "
+        f"predicted gain {percent(applied['predicted_gain'])}, {seen}"
+    )
 
 
 live_page("buckets", "Buckets", draw, "Every shape that is compiled: nothing else ever runs.")

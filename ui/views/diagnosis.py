@@ -22,12 +22,12 @@ def draw(page: DiagnosisPage, span: Span) -> None:
     if page.window_s is None:
         st.info(
             f"Not enough seen yet: the rules look at {seconds(page.min_window_s)} at least.",
-            icon="⏳",
+            icon=":material/hourglass_top:",
         )
         return
     st.caption(f"Judged from the last {seconds(page.window_s)}.")
     if not page.findings:
-        st.success("No trouble is recognised.", icon="✅")
+        st.success("No trouble is recognised.", icon=":material/check_circle:")
     for finding in page.findings:
         _finding(finding)
 
@@ -63,7 +63,7 @@ def _act(finding: FindingRow) -> None:
             lambda: session.client().apply_finding(finding.id, f"diagnosis: {finding.kind}", canary)
         )
         if made is not None:
-            tell("success", f"{made_text(made['revision'])} Undo it under [Tuning](tuning).")
+            tell("success", f"{made_text(made['revision'])} Undo it under Tuning.")
         st.rerun()
     if dry_run.button("Dry run", key=f"plan_{finding.id}"):
         try:

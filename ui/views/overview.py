@@ -6,11 +6,12 @@ from control_plane.console_schemas import Alert, OverviewPage, RecentChange, Spa
 from ui import session
 from ui.charts import lines
 from ui.fields import shown
-from ui.frame import figures, live_page, mode, plots, table
+from ui.frame import figures, link_to, live_page, look, plots, table
 from ui.units import age, clock, count, percent, seconds
 
 BOXES = {"critical": st.error, "warning": st.warning, "info": st.info}
-ICONS = {"critical": "🔴", "warning": "🟠", "info": "🔵"}
+ICONS = {"critical": ":material/error:", "warning": ":material/warning:", "info": ":material/info:"}
+QUANTILES = ("p50", "p90", "p99")
 SPAN_WORDS = {"15min": "last 15 min", "3h": "last 3 h", "24h": "last 24 h"}
 
 
@@ -26,12 +27,15 @@ def draw(page: OverviewPage, span: Span) -> None:
 
 def _alerts(alerts: list[Alert], now: float) -> None:
     if not alerts:
-        st.success("Nothing needs attention.", icon="✅")
+        st.success("Nothing needs attention.", icon=":material/check_circle:")
     for alert in alerts[:6]:
-        BOXES[alert.severity](
-            f"**{alert.text}** · for {age(now - alert.since)} · [see {alert.page}]({alert.page})",
-            icon=ICONS[alert.severity],
-        )
+        text, link = st.columns([6, 1], vertical_alignment="center")
+        with text:
+            BOXES[alert.severity](
+                f"**{alert.text}** · for {age(now - alert.since)}", icon=ICONS[alert.severity]
+            )
+        with link:
+            link_to(alert.page)
     if len(alerts) > 6:
         st.caption(f"and {len(alerts) - 6} more")
 
@@ -83,57 +87,42 @@ def _numbers(page: OverviewPage, span: Span) -> None:
 
 
 def _latency(page: OverviewPage, span: Span) -> None:
-    common = {"span": span, "zone": session.zone(), "mode": mode(), "unit": "ms"}
-    promises = page.promises
+    seen, promises = look(span), page.promises
     ttft = (1000 * promises.ttft_s, "promised") if promises else None
     itl = (1000 * promises.itl_s, "promised") if promises else None
-    quantiles = ("p50", "p90", "p99")
+    by_ttft = {f"ttft_{q}": q for q in QUANTILES}
+    by_itl = {f"itl_{q}": q for q in QUANTILES}
     plots(
         2,
-        (
-            lines(page, [(f"ttft_{q}", q) for q in quantiles], title="Time to first token", promise=ttft, least_top=100, **common),
-            "ttft", "Time to first token, percentiles over time",
-        ),
-        (
-            lines(page, [(f"itl_{q}", q) for q in quantiles], title="Time between tokens", promise=itl, least_top=10, **common),
-            "itl", "Time between tokens, percentiles over time",
-        ),
-    )  # fmt: skip
+        ttft=lines(page, seen, "Time to first token", "ms", by_ttft, promise=ttft, least_top=100),
+        itl=lines(page, seen, "Time between tokens", "ms", by_itl, promise=itl, least_top=10),
+    )
 
 
 def _traffic(page: OverviewPage, span: Span) -> None:
-    common = {"span": span, "zone": session.zone(), "mode": mode()}
+    seen = look(span)
+    in_engine = {"running": "running", "waiting": "waiting"}
+    tokens = {"generation_tokens": "output", "prompt_tokens": "prompts"}
+    used = {"busy_share": "device busy", "kv_use": "KV pages in use"}
+    requests = {"requests": "ended", "goodput": "kept both promises", "rejections": "rejected"}
+    times = {"queue_p99": "p99 in the queue", "e2e_p99": "p99 from end to end"}
     plots(
         2,
-        (
-            lines(page, [("slo_attainment", "kept")], title="Promises kept", unit="%", least_top=100, top=105, **common),
-            "slo", "Share of requests that kept both promises over time",
+        kept=lines(page, seen, "Promises kept", "%", {"slo_attainment": "kept"}, least_top=100, top=105),
+        queue=lines(
+            page, seen, "Requests in the engine", "requests", in_engine, least_top=10, is_filled=True
         ),
-        (
-            lines(page, [("running", "running"), ("waiting", "waiting")], title="Requests in the engine", unit="requests", least_top=10, is_filled=True, **common),
-            "queue", "Running and waiting requests over time",
-        ),
-        (
-            lines(page, [("generation_tokens", "output"), ("prompt_tokens", "prompts")], title="Tokens", unit="tokens/s", least_top=100, **common),
-            "tokens", "Tokens a second over time",
-        ),
-        (
-            lines(page, [("busy_share", "device busy"), ("kv_use", "KV pages in use")], title="What is used", unit="%", least_top=100, top=105, **common),
-            "use", "Shares of device time and KV pages in use",
-        ),
-        (
-            lines(page, [("requests", "ended"), ("goodput", "kept both promises"), ("rejections", "rejected")], title="Requests", unit="1/s", least_top=1, **common),
-            "requests", "Requests a second: ended, good, rejected",
-        ),
-        (
-            lines(page, [("queue_p99", "p99 in the queue"), ("e2e_p99", "p99 from end to end")], title="Queue and whole request", unit="ms", least_top=1000, **common),
-            "e2e", "99th percentiles of time in the queue and of whole requests",
-        ),
-    )  # fmt: skip
+        tokens=lines(page, seen, "Tokens", "tokens/s", tokens, least_top=100),
+        use=lines(page, seen, "What is used", "%", used, least_top=100, top=105),
+        requests=lines(page, seen, "Requests", "1/s", requests, least_top=1),
+        times=lines(page, seen, "Queue and whole request", "ms", times, least_top=1000),
+    )
 
 
 def _change(change: RecentChange) -> dict[str, str]:
-    changed = ", ".join(f"{c.get('path')}: {shown(c.get('old'))} → {shown(c.get('new'))}" for c in change.changes)
+    changed = ", ".join(
+        f"{c.get('path')}: {shown(c.get('old'))} → {shown(c.get('new'))}" for c in change.changes
+    )
     return {
         "when": clock(change.time, session.zone()),
         "who": change.actor,

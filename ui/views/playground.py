@@ -12,7 +12,7 @@ from ui import session
 from ui.frame import figures, mode, plot, plots, why_not
 from ui.inference import Event, InferenceError, models, new_request_id, stream
 from ui.maps import request_way, token_arrivals, words
-from ui.units import count, seconds
+from ui.units import DASH, count, seconds
 
 START = "It is a truth universally acknowledged"
 WAIT_FOR_TIMELINE_S = 2.0
@@ -25,7 +25,7 @@ def page() -> None:
     try:
         names = models(session.http(), session.server(), session.api_key())
     except InferenceError as error:
-        st.error(str(error), icon="⚠️")
+        st.error(str(error), icon=":material/warning:")
         st.button("Try again", key="again")
         return
     asked = _form(names)
@@ -84,7 +84,7 @@ def _run(path: str, body: dict[str, Any]) -> None:
     try:
         st.write_stream(_texts(path, body, request_id, events))
     except InferenceError as error:
-        st.error(str(error), icon="⚠️")
+        st.error(str(error), icon=":material/warning:")
     stop.empty()
     if events:
         st.session_state["played"] = {
@@ -117,20 +117,16 @@ def _show(last: dict[str, Any]) -> None:
         ),
         (
             "Prompt · output",
-            f"{usage.get('prompt_tokens', '–')} · {tokens if tokens is not None else '–'}",  # noqa: RUF001
+            f"{usage.get('prompt_tokens', DASH)} · {tokens if tokens is not None else DASH}",
             "tokens",
         ),
-        ("Ended by", last["finish"] or "–", "stop, length, ..."),  # noqa: RUF001
+        ("Ended by", last["finish"] or DASH, "stop, length, ..."),
     )
     timeline = _timeline(last["id"])
     if timeline is None:
-        plot(token_arrivals(offsets, None, mode()), "gaps", "Gaps between the events of the stream")
+        plot(token_arrivals(offsets, None, mode()), "gaps")
         return
-    plots(
-        2,
-        (request_way(timeline, mode()), "way", "Queue, prefill and decode of this request over time"),
-        (token_arrivals(offsets, None, mode()), "gaps", "Gaps between the events of the stream"),
-    )
+    plots(2, way=request_way(timeline, mode()), gaps=token_arrivals(offsets, None, mode()))
     launches = ", ".join(f"{rung} x {num}" for rung, num in timeline.rungs.items())
     st.markdown(
         f"In the queue **{seconds(timeline.queue_s)}** · prefill **{seconds(timeline.prefill_s)}** · first token after "
@@ -169,7 +165,7 @@ def _timeline(request_id: str) -> RequestTimeline | None:
                 return found[0]
         except AdminError as error:
             if error.status != 404 or time.monotonic() > end:
-                st.info(f"The request's timeline is not available: {why_not(error)}", icon="ℹ️")  # noqa: RUF001
+                st.info(f"The request's timeline is not available: {why_not(error)}", icon=":material/info:")
                 return None
         time.sleep(0.1)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import streamlit as st
 
+from control_plane.client import AdminError
 from control_plane.merge_patch import leaves
 from ui import session
 from ui.act import MAX_REASON_CHARS, attempt, made_text, may_change, show_plan, show_told, tell, trial
@@ -13,7 +14,6 @@ from ui.field_form import Known, field_form
 from ui.fields import about, fields_of, shown
 from ui.frame import live, require, table, why_not
 from ui.revisions import history, running_trial
-from control_plane.client import AdminError
 
 ALL = "every section"
 
@@ -24,7 +24,7 @@ def page() -> None:
     config, schema = require(session.config()), require(session.schema())
     if config is None or schema is None:
         return
-    _standing(config)
+    live(lambda: _standing(config["revision"]))
     live(running_trial)
     draft = _draft(config)
     left, right = st.columns([3, 2], gap="large")
@@ -44,7 +44,11 @@ def page() -> None:
     history(config["revision"])
 
 
-def _standing(config: dict[str, Any]) -> None:
+def _standing(shown_revision: int) -> None:
+    """Which revision is in force, renewed by itself; the rest of the page stays as it is while somebody types."""
+    config = require(session.config())
+    if config is None:
+        return
     pending = config["pending_restart"]
     st.markdown(
         f"Revision **{config['revision']}** · {config['status']}"
@@ -52,7 +56,13 @@ def _standing(config: dict[str, Any]) -> None:
         + ("" if config["survives_restart"] else " · changes are lost at a restart (no state folder)")
     )
     if config.get("problem"):
-        st.error(config["problem"], icon="⚠️")
+        st.error(config["problem"], icon=":material/warning:")
+    if config["revision"] != shown_revision:
+        st.warning(
+            f"Revision {config['revision']} was made since this page was drawn.", icon=":material/group:"
+        )
+        if st.button("Show it", key="reload"):
+            st.rerun()
 
 
 def _draft(config: dict[str, Any]) -> Draft:
@@ -92,9 +102,7 @@ def _known(config: dict[str, Any]) -> Known:
     for revision in found["data"]:
         for change in revision["changes"]:
             last.setdefault(change["path"], (revision, time.time() - revision["time_s"]))
-    effective, stored, defaults = (
-        dict(leaves(config[name])) for name in ("effective", "stored", "defaults")
-    )
+    effective, stored, defaults = (dict(leaves(config[name])) for name in ("effective", "stored", "defaults"))
     return Known(effective, stored, defaults, last)
 
 
@@ -184,10 +192,13 @@ def _conflict(draft: Draft, config: dict[str, Any]) -> None:
         choices: dict[str, Choice] = {}
         for field in found:
             if field.is_conflict and field.path in draft.paths:
+                words = {
+                    Choice.THEIRS: f"theirs: {shown(field.theirs)}",
+                    Choice.YOURS: f"yours: {shown(field.yours)}",
+                }
                 choices[field.path] = st.radio(
-                    f"`{field.path}`", [Choice.THEIRS, Choice.YOURS], horizontal=True, key=f"choice_{field.path}",
-                    format_func={Choice.THEIRS: f"theirs: {shown(field.theirs)}", Choice.YOURS: f"yours: {shown(field.yours)}"}.__getitem__,
-                )  # fmt: skip
+                    f"`{field.path}`", list(words), format_func=words.__getitem__, key=f"choice_{field.path}"
+                )
         if st.button(f"Go on with revision {config['revision']}", type="primary", key="rebase"):
             st.session_state["draft"] = draft.rebased(config["revision"], config["stored"], choices)
             st.rerun()
