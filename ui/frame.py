@@ -171,7 +171,7 @@ def look(span: Span) -> Look:
 
 def plot(figure: go.Figure, key: str) -> None:
     """A screen reader says the figure's title."""
-    st.plotly_chart(figure, key=key, theme=None, config=PLOT_CONFIG, alt=figure.layout.title.text)
+    st.plotly_chart(figure, key=key, theme=None, config=PLOT_CONFIG, alt=figure.to_dict()["layout"]["title"]["text"])
 
 
 def plots(columns: int, **drawn: go.Figure) -> None:

@@ -6,7 +6,7 @@ Closing the generator closes the connection, and the server stops the request.
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,7 @@ def stream(
         raise InferenceError(f"The stream broke: {type(error).__name__}") from None
 
 
-def _payloads(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+def _payloads(answer: httpx.Response) -> Generator[dict[str, Any]]:
     """JSON of the `data:` lines up to [DONE]. A stream without it was cut off."""
     num_events = 0
     for line in answer.iter_lines():
