@@ -42,6 +42,21 @@ def attempt(change: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         session.renew()
 
 
+def ask(question: str | None, about: Any = None) -> None:
+    """Opens the dialog that asks `question`, from the next redraw until it is answered; None closes it."""
+    st.session_state["asked"] = None if question is None else (question, about)
+
+
+def asked(question: str) -> tuple[bool, Any]:
+    """Whether the dialog is open, and about what."""
+    found = st.session_state.get("asked")
+    return (True, found[1]) if found and found[0] == question else (False, None)
+
+
+def close_dialog() -> None:
+    ask(None)
+
+
 def tell(kind: str, text: str) -> None:
     """Kept until `show_told` shows it, in this redraw or the next."""
     st.session_state["told"] = (kind, text)

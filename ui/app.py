@@ -31,8 +31,13 @@ DENSE = """<style>
 .stMainBlockContainer {padding: 2.2rem 2rem 2rem 2rem;}
 .stMainBlockContainer h1 {font-size: 1.8rem; padding: 0.2rem 0;}
 .stMainBlockContainer h3 {font-size: 1.15rem; padding: 0.4rem 0 0 0;}
-[data-testid="stMetric"] {padding: 0.5rem 0.8rem;}
-[data-testid="stMetricValue"] {font-size: 1.45rem;}
+.tiles {display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: 0.6rem;}
+.tile {border: 1px solid rgba(128, 132, 149, 0.35); border-radius: 0.5rem; padding: 0.5rem 0.8rem;}
+.tile .label {font-size: 0.85rem; opacity: 0.8;}
+.tile .value {font-size: 1.5rem; line-height: 1.3; white-space: nowrap;}
+.tile .more {font-size: 0.75rem; line-height: 1.25; opacity: 0.7;}
+.tile.bad {border-color: #C4401C; border-left-width: 5px;}
+.tile.bad .value::after {content: " !"; color: #C4401C;}
 [data-testid="stSidebarHeader"] {height: 1.5rem; padding: 0.5rem; margin: 0;}
 [data-testid="stAlertContainer"] {padding: 0.6rem 0.8rem; min-height: 0;}
 .st-key-fields [data-testid="stVerticalBlock"] {gap: 0.35rem;}
@@ -88,7 +93,8 @@ def _refresh() -> None:
 
 def _key() -> None:
     """A key is taken over into the session and its field emptied at once; it is shown nowhere."""
-    label = "Key: set" if session.key() else "Key: none"
+    role = session.role()
+    label = f"{role.capitalize() or 'No access'} · {'key set' if session.key() else 'no key'}"
     with st.expander(label, icon=":material/key:"), st.form("key_form", clear_on_submit=True, border=False):
         entered = st.text_input(
             "Operator's or viewer's key", type="password", autocomplete="off", max_chars=session.MAX_KEY_CHARS,

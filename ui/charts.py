@@ -86,7 +86,7 @@ def lines(
         add_nothing(figure, look.mode)
     return finished(
         figure, look.mode, title=title, y_title=unit, height=height, x=time_axis(page, look),
-        y={"range": [0, top if top is not None else nice_top(seen, least_top)]}, legend=len(drawn) > 1,
+        y={"range": [0, top if top is not None else nice_top(seen, least_top)]}, legend="above" if len(drawn) > 1 else "none",
     )  # fmt: skip
 
 
@@ -111,9 +111,10 @@ def stacked(
         )
     if not any(v for s in found for v in s.values):
         add_nothing(figure, look.mode)
+    top = nice_top(totals, least_top)
     return finished(
-        figure, look.mode, title=title, y_title=unit, x=time_axis(page, look), y={"range": [0, nice_top(totals, least_top)]}
-    )  # fmt: skip
+        figure, look.mode, title=title, y_title=unit, x=time_axis(page, look), y={"range": [0, top]}, legend="none"
+    )
 
 
 def gauge_band(

@@ -5,6 +5,7 @@ The last good answer stays on the screen, greyed and with its age, whatever happ
 
 import time
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
@@ -20,6 +21,7 @@ from ui.units import age, clock
 
 STALE_TICKS = 4  # of the server's: data older than this is called old
 MIN_STALE_S = 10.0
+ROW_HEIGHT = 32  # pixels
 PLOT_CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 PAGE_NAMES = {
     "overview": "Overview",
@@ -43,16 +45,24 @@ _STATE_ICONS = {
 }
 
 
-def live_page(name: Page, title: str, draw: Callable[[Any, Span], None], intro: str = "") -> None:
+def live_page(
+    name: Page, title: str, draw: Callable[[Any, Span], None], intro: str = "", has_span: bool = True
+) -> None:
     """A page that is drawn anew from the server's snapshot as often as the viewer wants. `draw` gets the page's type."""
-    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    left, right = st.columns([5, 2], vertical_alignment="center")
     left.title(title, anchor=False)
-    with right:
-        span = st.segmented_control(
-            "Time span", SPANS, default=st.session_state.get("span", SPANS[0]), key=f"span_{name}", required=True
-        )  # fmt: skip
-    span = span or SPANS[0]
-    st.session_state["span"] = span
+    span: Span = st.session_state.get("span", SPANS[0])
+    if has_span:
+        with right:
+            chosen = st.segmented_control(
+                "Time span",
+                SPANS,
+                default=span,
+                key=f"span_{name}",
+                required=True,
+                label_visibility="collapsed",
+            )
+        span = st.session_state["span"] = chosen or span
     if intro:
         st.caption(intro)
 
@@ -171,7 +181,9 @@ def look(span: Span) -> Look:
 
 def plot(figure: go.Figure, key: str) -> None:
     """A screen reader says the figure's title."""
-    st.plotly_chart(figure, key=key, theme=None, config=PLOT_CONFIG, alt=figure.to_dict()["layout"]["title"]["text"])
+    st.plotly_chart(
+        figure, key=key, theme=None, config=PLOT_CONFIG, alt=figure.to_dict()["layout"]["title"]["text"]
+    )
 
 
 def plots(columns: int, **drawn: go.Figure) -> None:
@@ -183,18 +195,25 @@ def plots(columns: int, **drawn: go.Figure) -> None:
             plot(figure, key)
 
 
-def figures(*cells: tuple[str, str, str]) -> None:
-    """A row of label, value, explanation."""
-    for place, (label, value, explanation) in zip(st.columns(len(cells)), cells, strict=True):
-        place.metric(label, value, help=explanation or None, border=True)
+def figures(*cells: tuple[str, str, str], bad: Sequence[str] = ()) -> None:
+    """Tiles of label, value, explanation in a row that wraps. bad: labels whose value breaks a promise."""
+    tiles = "".join(
+        f'<div class="tile{" bad" if label in bad else ""}"><div class="label">{escape(label)}</div>'
+        f'<div class="value">{escape(value)}</div><div class="more">{escape(explanation)}</div></div>'
+        for label, value, explanation in cells
+    )
+    st.html(f'<div class="tiles">{tiles}</div>')
 
 
-def table(rows: Sequence[dict[str, Any]], key: str, empty: str, **settings: Any) -> None:
+def table(rows: Sequence[dict[str, Any]], key: str, empty: str, max_rows: int = 10, **settings: Any) -> None:
     """Rows as a table, or the sentence `empty`."""
     if not rows:
         st.caption(empty)
         return
-    st.dataframe(rows, key=key, hide_index=True, width="stretch", **settings)
+    height = ROW_HEIGHT * (min(len(rows), max_rows) + 1) + 3
+    st.dataframe(
+        rows, key=key, hide_index=True, width="stretch", height=height, row_height=ROW_HEIGHT, **settings
+    )
 
 
 def _tell_nothing(answer: Answer) -> None:

@@ -70,9 +70,15 @@ def moves(page: BucketsPage, look: Look) -> go.Figure:
         add_nothing(figure, look.mode, "no number was moved in this time")
     top = nice_top([move.value for move in shown], 8)
     return finished(
-        figure, look.mode, title="Moves and their reasons", y_title="moved to", height=300, x=time_axis(page, look),
+        figure,
+        look.mode,
+        title="Moves and their reasons",
+        y_title="moved to",
+        height=320,
+        legend="below",
+        x=time_axis(page, look),
         y={"range": [0, top]},
-    ).update_layout(hovermode="closest")  # fmt: skip
+    ).update_layout(hovermode="closest")
 
 
 def expert_heat(page: ExpertsPage, mode: Mode) -> go.Figure:
@@ -108,7 +114,7 @@ def expert_heat(page: ExpertsPage, mode: Mode) -> go.Figure:
         title="Load of every expert (1 = even share of its layer)",
         y_title="layer",
         height=140 + 22 * max(4, page.num_layers),
-        legend=False,
+        legend="none",
         x={
             "title": {"text": "expert"},
             "range": [-0.5, page.num_experts - 0.5],
@@ -130,7 +136,7 @@ def layer_imbalance(page: ExpertsPage, mode: Mode) -> go.Figure:
     )  # fmt: skip
     figure.add_hline(y=1.0, line={"color": colours.good, "dash": "dash", "width": 1.5})
     return finished(
-        figure, mode, title="Busiest expert over the mean of its layer (1 = even)", y_title="x mean", legend=False,
+        figure, mode, title="Busiest expert by layer (1 = even)", y_title="x mean", legend="none",
         x={"title": {"text": "layer"}, "dtick": 1}, y={"range": [0, nice_top(page.imbalance, 2)]},
     )  # fmt: skip
 
@@ -162,7 +168,7 @@ def request_way(timeline: RequestTimeline, mode: Mode) -> go.Figure:
             )  # fmt: skip
     rows = list(dict.fromkeys(part[0] for part in parts))
     return finished(
-        figure, mode, title="This request's way through the engine", height=120 + 30 * max(2, len(rows)), legend=False,
+        figure, mode, title="This request's way through the engine", height=120 + 30 * max(2, len(rows)), legend="none",
         x={"title": {"text": "ms after arrival"}, "range": [0, nice_top([1000 * end_s], 10)]},
         y={"categoryorder": "array", "categoryarray": rows[::-1]},
     ).update_layout(barmode="overlay", hovermode="closest", margin={"t": 60})  # fmt: skip
@@ -183,7 +189,7 @@ def token_arrivals(offsets_s: Sequence[float], promise_s: float | None, mode: Mo
         levels = [1000 * promise_s]
         figure.add_hline(y=levels[0], line={"color": colours.bad, "dash": "dash", "width": 1.5})
     return finished(
-        figure, mode, title="Gap before each event of the stream", y_title="ms", legend=False,
+        figure, mode, title="Gap before each event of the stream", y_title="ms", legend="none",
         x={"title": {"text": "event"}, "range": [0.5, max(10, len(gaps) + 1) + 0.5]},
         y={"range": [0, nice_top([*gaps, *levels], 10)]},
     )  # fmt: skip
@@ -203,7 +209,7 @@ def demand(found: Sequence[Mapping[str, Any]], title: str, rungs: Sequence[int],
     if not found:
         add_nothing(figure, mode, "no step yet")
     return finished(
-        figure, mode, title=title, y_title="steps", legend=False,
+        figure, mode, title=title, y_title="steps", legend="none",
         x={"title": {"text": "positions asked for (lines: rungs)"}, "range": [0, max(rungs, default=8) * 1.05]},
         y={"range": [0, nice_top([row["steps"] for row in found], 10)]},
     )  # fmt: skip

@@ -29,7 +29,7 @@ def hourly(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode, title: st
         add_nothing(figure, mode, "no price was in force")
     ends = moments([rows[0].start, max(rows[-1].end, rows[0].start + 6 * HOUR_S)], zone) if rows else None
     return finished(
-        figure, mode, title=title, y_title="USD in the hour", x={"type": "date", "range": ends},
+        figure, mode, title=title, y_title="USD in the hour", legend="below", x={"type": "date", "range": ends},
         y={"range": [0, nice_top(values, 0.01)]}, height=280,
     ).update_layout(barmode="group", bargap=0.25)  # fmt: skip
 
@@ -47,7 +47,7 @@ def tokens_by_hour(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode) -
     totals = [row.output_tokens + row.input_tokens + row.cached_input_tokens for row in rows]
     ends = moments([rows[0].start, max(rows[-1].end, rows[0].start + 6 * HOUR_S)], zone) if rows else None
     return finished(
-        figure, mode, title="Tokens in each hour", y_title="tokens", x={"type": "date", "range": ends},
+        figure, mode, title="Tokens in each hour", y_title="tokens", legend="below", x={"type": "date", "range": ends},
         y={"range": [0, nice_top(totals, 1000)]}, height=280,
     ).update_layout(barmode="stack", bargap=0.25)  # fmt: skip
 
@@ -70,6 +70,7 @@ def phase_cost(phases: Sequence[PhaseCost], mode: Mode) -> go.Figure:
         figure,
         mode,
         title="What a million tokens cost",
+        legend="below",
         height=280,
         x={"title": {"text": "USD"}, "range": [0, nice_top(values, 0.01)]},
         y={"autorange": "reversed"},

@@ -4,6 +4,7 @@ Two variants of each colour, for light and for dark. What matters is never told 
 states in words.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import plotly.graph_objects as go
 
 Mode = Literal["light", "dark"]
+STEPS = (1, 1.5, 2, 3, 5, 8, 10)
 HEIGHT = 240  # pixels of a usual plot
 HEAT = "Cividis"  # even steps of lightness, the same for red-green blind eyes
 
@@ -50,13 +52,12 @@ def palette(mode: Mode) -> Palette:
 
 
 def nice_top(values: Sequence[float | None], least: float) -> float:
-    """The axis' end above `values`: 1, 2 or 5 times a power of ten, so that the axis does not move at every look."""
-    greatest = max((v for v in values if v is not None), default=0.0)
-    top = least
-    while top < greatest * 1.02:
-        leading = f"{top:e}"[0]
-        top *= 2.5 if leading == "2" else 2
-    return top
+    """The axis' end above `values`: one of STEPS times a power of ten, so that the axis does not move at every look."""
+    greatest = 1.02 * max((v for v in values if v is not None), default=0.0)
+    if greatest <= least or not math.isfinite(greatest):
+        return least
+    power = 10.0 ** math.floor(math.log10(greatest))
+    return next(step * power for step in STEPS if step * power >= greatest)
 
 
 def finished(
@@ -68,7 +69,7 @@ def finished(
     height: int = HEIGHT,
     x: dict[str, Any] | None = None,
     y: dict[str, Any] | None = None,
-    legend: bool = True,
+    legend: Literal["above", "below", "none"] = "above",
 ) -> go.Figure:
     """Title, axes and margins; `uirevision` keeps a viewer's zoom when new data comes."""
     colours = palette(mode)
@@ -85,17 +86,17 @@ def finished(
             "y": 0.97,
         },
         height=height,
-        margin={"l": 8, "r": 12, "t": 56 if legend else 34, "b": 8},
+        margin={"l": 8, "r": 12, "t": 56 if legend == "above" else 34, "b": 8},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": colours.text, "size": 12},
-        showlegend=legend,
+        showlegend=legend != "none",
         legend={
             "orientation": "h",
             "x": 0,
             "xanchor": "left",
-            "y": 1.0,
-            "yanchor": "bottom",
+            "y": 1.0 if legend == "above" else -0.18,
+            "yanchor": "bottom" if legend == "above" else "top",
             "font": {"size": 12, "color": colours.text},
             "bgcolor": "rgba(0,0,0,0)",
         },

@@ -6,7 +6,7 @@ import streamlit as st
 
 from control_plane.client import AdminError
 from ui import session
-from ui.act import MAX_REASON_CHARS, METRICS, attempt, made_text, may_change, tell
+from ui.act import MAX_REASON_CHARS, METRICS, ask, asked, attempt, close_dialog, made_text, may_change, tell
 from ui.fields import shown
 from ui.frame import require, table, why_not
 from ui.units import clock, seconds
@@ -22,18 +22,31 @@ def history(current: int) -> None:
     if len(found) > 1 and may_change():
         newest, before = found[0], found[1]
         left, middle, right = st.columns([2, 2, 3], vertical_alignment="bottom")
-        if left.button(f"Undo revision {newest['number']}", key="undo", icon=":material/undo:"):
-            confirm_rollback(before, current)
+        left.button(
+            f"Undo revision {newest['number']}",
+            key="undo",
+            icon=":material/undo:",
+            on_click=ask,
+            args=("rollback", before),
+        )
         numbers = {revision["number"]: revision for revision in found[1:]}
         chosen = middle.selectbox(
             "Or go back to", list(numbers), key="back_to", format_func="revision {}".format
         )
-        if right.button("Roll back …", key="rollback", disabled=chosen is None):
-            confirm_rollback(numbers[chosen], current)
+        right.button(
+            "Roll back …",
+            key="rollback",
+            disabled=chosen is None,
+            on_click=ask,
+            args=("rollback", numbers.get(chosen)),
+        )
+        is_open, revision = asked("rollback")
+        if is_open:
+            confirm_rollback(revision, current)
     table([_row(revision) for revision in found], "history", "No change yet.")
 
 
-@st.dialog("Roll back?")
+@st.dialog("Roll back?", on_dismiss=close_dialog)
 def confirm_rollback(revision: dict[str, Any], current: int) -> None:
     """A rollback is a new revision; nothing is lost."""
     st.markdown(
@@ -43,6 +56,7 @@ def confirm_rollback(revision: dict[str, Any], current: int) -> None:
     )
     reason = st.text_input("Why", key="why_back", max_chars=MAX_REASON_CHARS)
     if st.button("Yes, roll back", type="primary", key="confirm_back"):
+        close_dialog()
         made = attempt(lambda: session.client().rollback(revision["number"], revision=current, reason=reason))
         if made is not None:
             tell("success", made_text(made))

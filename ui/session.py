@@ -17,7 +17,7 @@ import streamlit as st
 
 from control_plane.client import AdminClient, AdminError, Cached
 from control_plane.console_schemas import ConsolePage, Page, Span
-from ui.feed import Answer, Feed
+from ui.feed import Answer, Feed, State
 
 SERVER_VARIABLE, KEY_VARIABLE, API_KEY_VARIABLE = "CONSOLE_SERVER", "CONSOLE_KEY", "CONSOLE_API_KEY"
 DEFAULT_SERVER = "http://127.0.0.1:8000"
@@ -26,6 +26,7 @@ DEFAULT_INTERVAL = "5 s"
 TIMEOUT_S = 10.0
 MIN_TTL_S = 1.0  # two viewers whose timers fall together share one question
 SCHEMA_TTL_S = 300.0
+ROLE_TTL_S = 30.0
 MAX_KEY_CHARS = 512
 
 
@@ -137,9 +138,9 @@ def health() -> Answer:
 
 
 def role() -> str:
-    """`operator`, `viewer`, or "" while the server has not said."""
-    answer = config()
-    return str((answer.data or {}).get("role", ""))
+    """`operator`, `viewer`, or "" while the server has not said, or has refused."""
+    answer = _ask("whoami", AdminClient.whoami, ROLE_TTL_S)
+    return answer.data.role if answer.data is not None and answer.state is not State.FAILED else ""
 
 
 def renew(*names: str) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from datetime import datetime, tzinfo
+from decimal import Decimal
 
 DASH = "\u2013"
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -55,7 +56,7 @@ def money(value: float | None, currency: str = "USD") -> str:
     """`0.0123 USD`, `12.50 USD`."""
     if value is None or not math.isfinite(value):
         return DASH
-    text = f"{value:,.2f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
+    text = f"{value:,.2f}" if abs(value) >= 1 or value == 0 else f"{Decimal(f'{value:.2g}'):f}"
     return f"{text} {currency}"
 
 

@@ -46,7 +46,16 @@ def open_page(server: OperatedServer, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 def texts(app: AppTest) -> str:
     """Everything that a page says in words."""
-    kinds = (app.markdown, app.caption, app.error, app.warning, app.info, app.success, app.title, app.subheader)
+    kinds = (
+        app.markdown,
+        app.caption,
+        app.error,
+        app.warning,
+        app.info,
+        app.success,
+        app.title,
+        app.subheader,
+    )
     return "\n".join(str(element.value) for kind in kinds for element in kind)
 
 

@@ -17,12 +17,8 @@ def draw(page: AuditPage, span: Span) -> None:
     wanted = st.text_input("Find", key="audit_find", placeholder="an actor, a field, a word", max_chars=100)
     needle = wanted.strip().lower()
     entries = [entry for entry in [*page.entries, *_older()] if needle in str(entry).lower()]
-    table(
-        [_row(entry) for entry in entries],
-        "audit",
-        "No line has this word." if needle else "No line yet.",
-        height=420,
-    )
+    empty = "No line has this word." if needle else "No line yet."
+    table([_row(entry) for entry in entries], "audit", empty, max_rows=15)
     left, right, _ = st.columns([1, 1, 2])
     before = page.before if not _older() else st.session_state.get("audit_before")
     if left.button("Older lines", disabled=before is None, key="older"):
@@ -83,4 +79,4 @@ def _row(entry: dict[str, Any]) -> dict[str, str]:
     }  # fmt: skip
 
 
-live_page("audit", "Audit", draw, "Times are UTC.")
+live_page("audit", "Audit", draw, "Times are UTC.", has_span=False)

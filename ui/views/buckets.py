@@ -45,7 +45,13 @@ def draw(page: BucketsPage, span: Span) -> None:
         hits=stacked(page, seen, "Launches by rung", "1/s", "rung_hits", least_top=1),
     )
     st.subheader("Rungs", anchor=False)
-    table([_rung(rung) for rung in page.rungs], "rungs", "No ladder yet.", column_config=_RUNG_COLUMNS)
+    table(
+        [_rung(rung) for rung in page.rungs],
+        "rungs",
+        "No ladder yet.",
+        max_rows=30,
+        column_config=_RUNG_COLUMNS,
+    )
     left, right = st.columns([3, 2])
     with left:
         st.subheader("Last moves", anchor=False)
@@ -53,7 +59,6 @@ def draw(page: BucketsPage, span: Span) -> None:
             [_move(move) for move in page.moves[:50]],
             "last",
             "No number was moved in this time.",
-            height=280,
         )
         if page.num_moves > len(page.moves):
             st.caption(
@@ -65,19 +70,21 @@ def draw(page: BucketsPage, span: Span) -> None:
             {"controller": words(r.controller), "reason": words(r.reason), "decisions": r.num}
             for r in sorted(page.reasons, key=lambda r: -r.num)
         ]
-        table(rows, "reasons", "No decision yet.", height=280)
+        table(rows, "reasons", "No decision yet.")
 
 
 def _ladder(page: BucketsPage) -> None:
     ladder, rungs = page.ladder, page.rungs
     assert ladder is not None
     num_ready = sum(rung.state == "ready" for rung in rungs)
+    computed = sum(rung.computed_span for rung in rungs)
+    padding = sum(rung.padding_span for rung in rungs) / computed if computed else None
     late = next((s.values[-1] for s in page.series if s.name == "late_compiles" and s.values), None)
     figures(
         ("Rungs ready", f"{num_ready} of {len(rungs)}", f"a learned ladder has at most {ladder.max_rungs}"),
         ("Ladder", ladder.state, f"changed {ladder.num_changes} times since the start"),
         ("Launches", count(sum(r.hits_span for r in rungs)), "in the chosen time"),
-        ("Padding", count(sum(r.padding_span for r in rungs)), "positions computed that nobody asked for"),
+        ("Padding", percent(padding), "of the computed positions, asked for by nobody, in the chosen time"),
         ("Compile time", seconds(sum(r.compile_s for r in rungs)), "of all rungs together"),
         ("Late compiles", count(late), "compiles after the server was ready: always a fault"),
     )
@@ -100,7 +107,6 @@ def _rung(rung: RungRow) -> dict[str, Any]:
         "step": seconds(rung.step_s),
         "compile": seconds(rung.compile_s) + (" (cache)" if rung.from_cache else ""),
         "memory": num_bytes(rung.temp_bytes),
-        "launches since start": rung.hits,
     }
 
 

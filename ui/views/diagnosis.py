@@ -76,4 +76,4 @@ def _value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-live_page("diagnosis", "Diagnosis", draw)
+live_page("diagnosis", "Diagnosis", draw, has_span=False)

@@ -62,7 +62,7 @@ def _ledger(ledger: Ledger, key: str) -> None:
     if any(p.usd_per_million_busy is not None for p in ledger.phases):
         drawn[f"phases_{key}"] = phase_cost(ledger.phases, mode())
     if ledger.hours:
-        plots(len(drawn), **drawn)
+        plots(2 if len(drawn) == 2 else 3, **drawn)
 
 
 def _price(price: Price) -> dict[str, Any]:

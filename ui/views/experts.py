@@ -23,7 +23,7 @@ def draw(page: ExpertsPage, span: Span) -> None:
             f"{sum(seen) / len(seen):.2f}" if seen else DASH,
             "busiest expert over the mean of its layer; 1 is even",
         ),
-        ("Worst layer", f"{max(seen):.2f} (layer {worst})" if seen else DASH, "busiest expert over the mean"),
+        ("Worst layer", f"{max(seen):.2f}" if seen else DASH, f"layer {worst}: busiest expert over the mean"),
         (
             "Idle experts",
             f"{page.num_idle} ({percent(page.num_idle / total)})",

@@ -1,13 +1,13 @@
 """KV levels: how full each level is, what is found again, what moves between levels."""
 
+from collections.abc import Callable
+
 import streamlit as st
 
 from control_plane.console_schemas import KvLevel, KvPage, Span
 from ui.charts import gauge_band, lines
 from ui.frame import figures, live_page, look, plots
 from ui.units import DASH, count, num_bytes, percent
-
-NAMES = {"L1": "L1 · device", "L2": "L2 · host", "L3": "L3 · shared store"}
 
 
 def draw(page: KvPage, span: Span) -> None:
@@ -54,7 +54,7 @@ def draw(page: KvPage, span: Span) -> None:
 
 
 def _level(level: KvLevel) -> None:
-    st.markdown(f"**{NAMES[level.level]}** — {level.place}")
+    st.markdown(f"**{level.level}** · {level.place}")
     if not level.available:
         st.caption(f"Not available: {level.reason or 'the server gives no reason'}")
         return
@@ -62,14 +62,22 @@ def _level(level: KvLevel) -> None:
         used = level.used_bytes / level.capacity_bytes
         text = f"{num_bytes(level.used_bytes)} of {num_bytes(level.capacity_bytes)} in use"
         st.progress(min(1.0, max(0.0, used)), text=text)
-    st.markdown(
-        f"found {percent(level.hit_share)} · promoted {_rate(level.promotions_s)} · evicted {_rate(level.evictions_s)}  \n"
-        f"read {num_bytes(level.read_bytes_s)}/s · written {num_bytes(level.written_bytes_s)}/s"
-    )
+    facts = {
+        "found": percent(level.hit_share) if level.hit_share is not None else "",
+        "promoted": _rate(count, level.promotions_s),
+        "evicted": _rate(count, level.evictions_s),
+        "read": _rate(num_bytes, level.read_bytes_s),
+        "written": _rate(num_bytes, level.written_bytes_s),
+    }
+    told = " · ".join(f"{name} {value}" for name, value in facts.items() if value)
+    untold = ", ".join(name for name, value in facts.items() if not value)
+    st.markdown(told or "nothing is told of it")
+    if untold:
+        st.caption(f"the server does not say: {untold}")
 
 
-def _rate(value: float | None) -> str:
-    return f"{count(value)} /s"
+def _rate(write: Callable[[float | None], str], value: float | None) -> str:
+    return "" if value is None else f"{write(value)}/s"
 
 
 live_page("kv", "KV levels", draw, "Keys and values in pages: who holds them, what is found again.")

@@ -12,6 +12,7 @@ from ui.units import age, clock, count, percent, seconds
 BOXES = {"critical": st.error, "warning": st.warning, "info": st.info}
 ICONS = {"critical": ":material/error:", "warning": ":material/warning:", "info": ":material/info:"}
 QUANTILES = ("p50", "p90", "p99")
+LEAST_ATTAINMENT = 0.95  # below it the tile is marked
 SPAN_WORDS = {"15min": "last 15 min", "3h": "last 3 h", "24h": "last 24 h"}
 
 
@@ -47,35 +48,38 @@ def _numbers(page: OverviewPage, span: Span) -> None:
         return
     when = SPAN_WORDS[span]
     ttft, itl = percentiles.get("ttft"), percentiles.get("itl")
+    ttft_s, itl_s = (found.p99_s if found else None for found in (ttft, itl))
+    kept, ttft_label, itl_label = "Promises kept", "TTFT p99", "ITL p99"
+    broken = [
+        label
+        for label, is_broken in (
+            (kept, promises.attainment is not None and promises.attainment < LEAST_ATTAINMENT),
+            (ttft_label, ttft_s is not None and ttft_s > promises.ttft_s),
+            (itl_label, itl_s is not None and itl_s > promises.itl_s),
+        )
+        if is_broken
+    ]
     figures(
         (
-            "Promises kept",
+            kept,
             percent(promises.attainment),
-            f"{when}: {promises.num_kept:,} of {promises.num_requests:,} requests kept both promises (TTFT "
-            f"{seconds(promises.ttft_s)}, time per token {seconds(promises.itl_s)}); missed TTFT: "
-            f"{promises.num_ttft_missed:,}, missed time per token: {promises.num_itl_missed:,}",
+            f"{promises.num_kept:,} of {promises.num_requests:,} requests, {when}; missed: TTFT "
+            f"{promises.num_ttft_missed:,}, ITL {promises.num_itl_missed:,}",
         ),
-        ("Goodput", f"{count(promises.goodput_s)} /s", f"{when}: requests a second that kept both promises"),
-        (
-            f"TTFT p99 (≤ {seconds(promises.ttft_s)})",
-            seconds(ttft.p99_s if ttft else None),
-            f"{when}: time to first token",
-        ),
-        (
-            f"ITL p99 (≤ {seconds(promises.itl_s)})",
-            seconds(itl.p99_s if itl else None),
-            f"{when}: gap between tokens",
-        ),
+        ("Goodput", f"{count(promises.goodput_s)} /s", f"requests that kept both, {when}"),
+        (ttft_label, seconds(ttft_s), f"promised {seconds(promises.ttft_s)}, {when}"),
+        (itl_label, seconds(itl_s), f"promised {seconds(promises.itl_s)}, {when}"),
         (
             "Running · waiting",
             f"{now.num_running} · {now.num_waiting}",
-            f"now; the batch size is {now.batch_size}, {now.waiting_tokens:,} tokens wait",
+            f"now; batch size {now.batch_size}, {now.waiting_tokens:,} tokens wait",
         ),
         (
-            "Output",
-            f"{count(now.generation_tokens_s)} tok/s",
-            f"last 10 s; prompts {count(now.prompt_tokens_s)} tokens/s",
+            "Output tokens",
+            f"{count(now.generation_tokens_s)} /s",
+            f"last 10 s; prompts {count(now.prompt_tokens_s)} /s",
         ),
+        bad=broken,
     )
     late = (
         f"**{now.late_compiles} late compiles**: always a fault" if now.late_compiles else "no late compile"

@@ -8,7 +8,19 @@ import streamlit as st
 from control_plane.client import AdminError
 from control_plane.merge_patch import leaves
 from ui import session
-from ui.act import MAX_REASON_CHARS, attempt, made_text, may_change, show_plan, show_told, tell, trial
+from ui.act import (
+    MAX_REASON_CHARS,
+    ask,
+    asked,
+    attempt,
+    close_dialog,
+    made_text,
+    may_change,
+    show_plan,
+    show_told,
+    tell,
+    trial,
+)
 from ui.draft import Choice, Draft
 from ui.field_form import Known, field_form
 from ui.fields import about, fields_of, shown
@@ -137,18 +149,22 @@ def _review(draft: Draft) -> None:
             "Why", key="why", max_chars=MAX_REASON_CHARS, placeholder="for the history and the audit"
         )
         canary = trial("tuning")
-        if st.button("Apply …", type="primary", disabled=not plan["fields"], key="apply"):
+        st.button(
+            "Apply …", type="primary", disabled=not plan["fields"], key="apply", on_click=ask, args=("apply",)
+        )
+        if asked("apply")[0]:
             _confirm(draft, plan, reason, canary)
         _give_up(draft)
 
 
-@st.dialog("Apply this change?")
+@st.dialog("Apply this change?", on_dismiss=close_dialog)
 def _confirm(draft: Draft, plan: dict[str, Any], reason: str, canary: dict[str, Any] | None) -> None:
     show_plan(plan)
     if canary is not None:
         st.markdown(f"On trial for {canary['guard_period']}, guarded by {canary['metric']}.")
     st.caption(f"To {session.server()}, for revision {draft.revision}. Reason: {reason or 'none given'}")
     if st.button("Yes, apply", type="primary", key="confirm"):
+        close_dialog()
         made = attempt(
             lambda: session.client().change(
                 draft.patch, revision=draft.revision, reason=reason, canary=canary
