@@ -47,22 +47,26 @@ CHROMIUM = "/usr/bin/chromium"
 
 def main() -> None:
     args = _parser().parse_args()
-    with tempfile.TemporaryDirectory() as folder, _server(Path(folder)) as server:
-        with Load(server, scale_lengths(read_trace(args.trace, 2000), args.lengths, 2048), args.rate):
-            _operate(server)
-            with _console(server, args.port) as console:
-                print(f"console {console}, server {server}; {args.warm_up} s until the pictures", flush=True)
-                time.sleep(args.warm_up)
-                _operate_again(server)
-                time.sleep(5)
-                with sync_playwright() as playwright:
-                    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-                    for width in WIDTHS:
-                        for mode in MODES:
-                            _photograph(browser, console, args.out, width, mode)
-                    browser.close()
-                with suppress(KeyboardInterrupt):
-                    time.sleep(args.hold)
+    requests = scale_lengths(read_trace(args.trace, 2000), args.lengths, 2048)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _server(Path(folder)) as server,
+        Load(server, requests, args.rate),
+        _console(server, args.port) as console,
+    ):
+        _operate(server)
+        print(f"console {console}, server {server}; {args.warm_up:g} s until the pictures", flush=True)
+        time.sleep(args.warm_up)
+        _operate_again(server)
+        time.sleep(5)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            for width in WIDTHS:
+                for mode in MODES:
+                    _photograph(browser, console, args.out, width, mode)
+            browser.close()
+        with suppress(KeyboardInterrupt):
+            time.sleep(args.hold)
 
 
 def _photograph(browser: Browser, console: str, out: Path, width: int, mode: Any) -> None:

@@ -24,7 +24,8 @@ SETTINGS = {
     "client.showErrorDetails": "type",
     "client.showErrorLinks": "false",
     "logger.hideWelcomeMessage": "true",
-    "theme.primaryColor": "#0072B2",
+    "theme.light.primaryColor": "#0072B2",
+    "theme.dark.primaryColor": "#56B4E9",
 }
 
 

@@ -31,7 +31,7 @@ DENSE = """<style>
 .stMainBlockContainer {padding: 2.2rem 2rem 2rem 2rem;}
 .stMainBlockContainer h1 {font-size: 1.8rem; padding: 0.2rem 0;}
 .stMainBlockContainer h3 {font-size: 1.15rem; padding: 0.4rem 0 0 0;}
-.tiles {display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: 0.6rem;}
+.tiles {display: grid; grid-template-columns: repeat(auto-fit, minmax(8.4rem, 1fr)); gap: 0.6rem;}
 .tile {border: 1px solid rgba(128, 132, 149, 0.35); border-radius: 0.5rem; padding: 0.5rem 0.8rem;}
 .tile .label {font-size: 0.85rem; opacity: 0.8;}
 .tile .value {font-size: 1.5rem; line-height: 1.3; white-space: nowrap;}

@@ -106,14 +106,21 @@ def stacked(
             mode="lines",
             stackgroup="all",
             name=series.label or series.name,
-            line={"color": colours.lines[place % len(colours.lines)], "width": 1},
+            line={"width": 0},
+            fillcolor=faded(colours.lines[place % len(colours.lines)], 0.8),
             hovertemplate=f"%{{y:.3~g}} {unit}",
         )
     if not any(v for s in found for v in s.values):
         add_nothing(figure, look.mode)
     top = nice_top(totals, least_top)
     return finished(
-        figure, look.mode, title=title, y_title=unit, x=time_axis(page, look), y={"range": [0, top]}, legend="none"
+        figure,
+        look.mode,
+        title=title,
+        y_title=unit,
+        x=time_axis(page, look),
+        y={"range": [0, top]},
+        legend="none",
     )
 
 

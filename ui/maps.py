@@ -63,7 +63,7 @@ def moves(page: BucketsPage, look: Look) -> go.Figure:
                 "size": 9,
                 "line": {"width": 1, "color": colours.grid},
             },
-            customdata=[[_number(move.previous), inputs_text(move)] for move in same],
+            customdata=[[number(move.previous), inputs_text(move)] for move in same],
             hovertemplate="%{customdata[0]} → %{y:g}<br>%{customdata[1]}",
         )
     if not shown:
@@ -217,12 +217,13 @@ def demand(found: Sequence[Mapping[str, Any]], title: str, rungs: Sequence[int],
 
 def inputs_text(move: Move) -> str:
     """A decision's numbers in one line."""
-    return ", ".join(f"{name} {_number(value)}" for name, value in move.inputs.items() if value is not None)
+    return ", ".join(f"{name} {number(value)}" for name, value in move.inputs.items() if value is not None)
 
 
 def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _number(value: Any) -> str:
+def number(value: Any) -> str:
+    """A number of a decision in four digits that matter."""
     return f"{value:.4g}" if isinstance(value, float) else DASH if value is None else str(value)

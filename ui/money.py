@@ -10,6 +10,7 @@ from ui.charts import add_nothing, moments
 from ui.palette import Mode, finished, nice_top, palette
 
 HOUR_S = 3600.0
+BAR_MS = 0.4 * 1000 * HOUR_S  # plotly measures widths on a time axis in milliseconds
 
 
 def hourly(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode, title: str) -> go.Figure:
@@ -17,21 +18,28 @@ def hourly(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode, title: st
     colours, figure = palette(mode), go.Figure()
     x = moments([row.start for row in rows], zone)
     values: list[float | None] = []
-    for name, colour, pattern, found in (
-        ("cost", colours.second, "/", [row.cost_usd for row in rows]),
-        ("theoretical income", colours.third, "", [row.income_usd for row in rows]),
+    for place, (name, colour, pattern, found) in enumerate(
+        (
+            ("cost", colours.second, "/", [row.cost_usd for row in rows]),
+            ("theoretical income", colours.third, "", [row.income_usd for row in rows]),
+        )
     ):
         figure.add_bar(
             x=x, y=found, name=name, marker={"color": colour, "pattern": {"shape": pattern}}, hovertemplate="%{y:,.4~g} USD",
+            width=BAR_MS, offset=place * BAR_MS,
         )  # fmt: skip
         values += found
     if not any(value is not None for value in values):
         add_nothing(figure, mode, "no price was in force")
-    ends = moments([rows[0].start, max(rows[-1].end, rows[0].start + 6 * HOUR_S)], zone) if rows else None
+    ends = (
+        moments([rows[0].start - 0.2 * HOUR_S, max(rows[-1].end, rows[0].start + 6 * HOUR_S)], zone)
+        if rows
+        else None
+    )
     return finished(
         figure, mode, title=title, y_title="USD in the hour", legend="below", x={"type": "date", "range": ends},
         y={"range": [0, nice_top(values, 0.01)]}, height=280,
-    ).update_layout(barmode="group", bargap=0.25)  # fmt: skip
+    ).update_layout(barmode="overlay")  # fmt: skip
 
 
 def tokens_by_hour(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode) -> go.Figure:
@@ -43,13 +51,25 @@ def tokens_by_hour(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode) -
         ("input", colours.second, [row.input_tokens for row in rows]),
         ("cached input", colours.quiet, [row.cached_input_tokens for row in rows]),
     ):
-        figure.add_bar(x=x, y=found, name=name, marker={"color": colour}, hovertemplate="%{y:,} tokens")
+        figure.add_bar(
+            x=x,
+            y=found,
+            name=name,
+            marker={"color": colour},
+            hovertemplate="%{y:,} tokens",
+            width=2 * BAR_MS,
+            offset=0,
+        )
     totals = [row.output_tokens + row.input_tokens + row.cached_input_tokens for row in rows]
-    ends = moments([rows[0].start, max(rows[-1].end, rows[0].start + 6 * HOUR_S)], zone) if rows else None
+    ends = (
+        moments([rows[0].start - 0.2 * HOUR_S, max(rows[-1].end, rows[0].start + 6 * HOUR_S)], zone)
+        if rows
+        else None
+    )
     return finished(
         figure, mode, title="Tokens in each hour", y_title="tokens", legend="below", x={"type": "date", "range": ends},
         y={"range": [0, nice_top(totals, 1000)]}, height=280,
-    ).update_layout(barmode="stack", bargap=0.25)  # fmt: skip
+    ).update_layout(barmode="stack")  # fmt: skip
 
 
 def phase_cost(phases: Sequence[PhaseCost], mode: Mode) -> go.Figure:
@@ -69,9 +89,9 @@ def phase_cost(phases: Sequence[PhaseCost], mode: Mode) -> go.Figure:
     return finished(
         figure,
         mode,
-        title="What a million tokens cost",
+        title="USD for a million tokens",
         legend="below",
         height=280,
-        x={"title": {"text": "USD"}, "range": [0, nice_top(values, 0.01)]},
+        x={"range": [0, nice_top(values, 0.01)]},
         y={"autorange": "reversed"},
     ).update_layout(barmode="group", hovermode="y unified")

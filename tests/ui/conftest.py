@@ -1,6 +1,5 @@
 """A real server on the embedded model for the console's tests, one a session, and pages run without a browser."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from streamlit.testing.v1 import AppTest
 
 from control_plane.client import AdminClient
 from tests.conformance.operated_server import OperatedServer, operated_server
+from ui import session
 
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "ui" / "app.py"
@@ -33,6 +33,7 @@ def admin(server: OperatedServer) -> Iterator[AdminClient]:
 def open_page(server: OperatedServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], AppTest]:
     """Opens a page of the console as a new viewer and returns it drawn."""
     monkeypatch.setenv("CONSOLE_SERVER", server.root)
+    session.feed.clear()  # what an earlier test's viewers saw
     for variable in ("CONSOLE_KEY", "CONSOLE_API_KEY"):
         monkeypatch.delenv(variable, raising=False)
 
@@ -57,6 +58,3 @@ def texts(app: AppTest) -> str:
         app.subheader,
     )
     return "\n".join(str(element.value) for kind in kinds for element in kind)
-
-
-assert os.environ.get("JAX_PLATFORMS")  # the servers that tests start compute on the CPU

@@ -10,7 +10,7 @@ from ui import session
 from ui.charts import gauge_band, lines, stacked
 from ui.fields import shown
 from ui.frame import figures, live_page, look, mode, plot, plots, require, table, why_not
-from ui.maps import demand, inputs_text, moves, rung_work, words
+from ui.maps import demand, inputs_text, moves, number, rung_work, words
 from ui.units import clock, count, num_bytes, percent, seconds
 
 STATES = {"ready": "✔ ready", "compiling": "… compiling", "absent": "- absent", "failed": "✖ failed"}
@@ -114,8 +114,8 @@ def _move(move: Any) -> dict[str, str]:
     return {
         "when": clock(move.time, session.zone()),
         "what": words(move.controller),
-        "from": shown(move.previous),
-        "to": shown(move.value),
+        "from": number(move.previous),
+        "to": number(move.value),
         "why": words(move.reason),
         "numbers": inputs_text(move),
     }

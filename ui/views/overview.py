@@ -20,10 +20,10 @@ def draw(page: OverviewPage, span: Span) -> None:
     _alerts(page.alerts, page.server_time)
     _numbers(page, span)
     _latency(page, span)
-    _traffic(page, span)
     st.subheader("What changed lately", anchor=False)
-    rows = [_change(change) for change in page.recent_changes[:8]]
+    rows = [_change(change) for change in page.recent_changes[:5]]
     table(rows, "changes", "Nothing was changed since the server started.")
+    _traffic(page, span)
 
 
 def _alerts(alerts: list[Alert], now: float) -> None:

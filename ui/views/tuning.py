@@ -185,6 +185,7 @@ def _give_up(draft: Draft) -> None:
 
 def _conflict(draft: Draft, config: dict[str, Any]) -> None:
     """Three ways: what the draft was written on, what somebody else made of it, what the draft says."""
+    close_dialog()
     defaults = dict(leaves(config["defaults"]))
     with st.container(border=True, key="conflict"):
         st.subheader("Somebody else changed it since", anchor=False)
