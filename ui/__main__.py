@@ -46,7 +46,7 @@ def command(host: str, port: int) -> list[str]:
     settings = SETTINGS | {"server.address": host, "server.port": str(port)}
     flags = [f"--{name}={value}" for name, value in settings.items()]
     flags += [f"--server.allowedHosts={name}" for name in dict.fromkeys((*LOOPBACK, host))]
-    return [sys.executable, "-m", "streamlit", "run", str(APP), *flags]
+    return [sys.executable, "-m", "ui.serve", "run", str(APP), *flags]
 
 
 def checked_server(url: str) -> str:

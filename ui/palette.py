@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy  # noqa: F401 - plotly uses numpy and pandas if they are loaded, even half loaded by another thread
+import pandas  # noqa: F401
 import plotly.graph_objects as go
 
 Mode = Literal["light", "dark"]

@@ -22,7 +22,7 @@ class DelayingProxy:
             def do_GET(self) -> None:
                 proxy._pass_on(self)
 
-            do_POST = do_PATCH = do_GET  # noqa: N815 - the names that http.server calls
+            do_POST = do_PATCH = do_GET
 
             def log_message(self, format: str, *args: object) -> None:
                 """Quiet."""

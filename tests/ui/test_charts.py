@@ -200,7 +200,7 @@ def test_text_can_be_read_on_both_grounds() -> None:
 
 
 def test_the_viewers_own_time_of_day() -> None:
-    assert moments([0.0], UTC) == [datetime(1970, 1, 1)]  # noqa: DTZ001 - what plotly draws has no zone
+    assert moments([0.0], UTC) == [datetime(1970, 1, 1)]
 
 
 def _contrast(one: str, other: str) -> float:
