@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,6 +50,13 @@ def console(server: OperatedServer) -> Iterator[str]:
     """A console of the tests' server."""
     with started_console(server.root) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def proxied(server: OperatedServer) -> Iterator[tuple[DelayingProxy, str]]:
+    """A proxy that can be made slow or pointed elsewhere, and the console of what is behind it."""
+    with DelayingProxy(server.root) as proxy, started_console(proxy.url) as url:
+        yield proxy, url
 
 
 @pytest.fixture
@@ -181,38 +188,37 @@ def test_a_diagnosis_is_applied_with_one_click(
     admin.rollback(before, revision=admin.config()["revision"])
 
 
-def test_a_server_is_killed_and_comes_back(page: Page, tmp_path: Path) -> None:
-    """The last good answer stays with its age; when the server is back the page goes on by itself."""
-    with ExitStack() as stack:
-        first = stack.enter_context(operated_server(tmp_path, 1, SMALL_LADDER))
-        proxy = stack.enter_context(DelayingProxy(first.root))
-        console = stack.enter_context(started_console(proxy.url))
+def test_a_slow_server_does_not_hold_the_page(page: Page, proxied: tuple[DelayingProxy, str]) -> None:
+    proxy, console = proxied
+    page.goto(console)
+    page.get_by_text("2 s", exact=True).click()
+    expect(page.get_by_text("Promises kept").first).to_be_visible()
+    proxy.delay_s = 3.0
+    expect(page.get_by_text("The server takes long to answer.").first).to_be_visible()
+    expect(page.get_by_text("Promises kept").first).to_be_visible()
+    proxy.delay_s = 0.0
+    expect(page.get_by_text("The server takes long to answer.")).to_have_count(0)
+
+
+def test_a_server_is_killed_and_comes_back(
+    page: Page, proxied: tuple[DelayingProxy, str], server: OperatedServer, tmp_path: Path
+) -> None:
+    """The last good answer stays with its age; when a server is there again the page goes on by itself."""
+    proxy, console = proxied
+    with operated_server(tmp_path, 1, SMALL_LADDER) as doomed:
+        proxy.target = doomed.root
         page.goto(console)
         page.get_by_text("2 s", exact=True).click()
         expect(page.get_by_text("Promises kept").first).to_be_visible()
-        first.process.kill()
+        doomed.process.kill()
         expect(page.get_by_text(re.compile(r"What you see is \d+ s old"))).to_be_visible()
         expect(page.get_by_text("Not connected")).to_be_visible()
         expect(page.get_by_text("Promises kept").first).to_be_visible()
         opacity = page.locator(".st-key-panel").evaluate("e => getComputedStyle(e).opacity")
         assert float(opacity) < 1, "what is old is greyed"
-        first.process.wait(20)
-        again = stack.enter_context(operated_server(tmp_path, 1, SMALL_LADDER))
-        proxy.target = again.root
-        expect(page.get_by_text(re.compile("What you see is"))).to_have_count(0)
+        proxy.target = server.root
+        expect(page.get_by_text("What you see is")).to_have_count(0)
         expect(page.get_by_text("Connected", exact=True)).to_be_visible()
-
-
-def test_a_slow_server_does_not_hold_the_page(page: Page, server: OperatedServer) -> None:
-    with DelayingProxy(server.root) as proxy, started_console(proxy.url) as console:
-        page.goto(console)
-        page.get_by_text("2 s", exact=True).click()
-        expect(page.get_by_text("Promises kept").first).to_be_visible()
-        proxy.delay_s = 3.0
-        expect(page.get_by_text("The server takes long to answer.").first).to_be_visible()
-        expect(page.get_by_text("Promises kept").first).to_be_visible()
-        proxy.delay_s = 0.0
-        expect(page.get_by_text("The server takes long to answer.")).to_have_count(0)
 
 
 def _ticks(admin: AdminClient, after: int) -> list[float]:
