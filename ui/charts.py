@@ -74,7 +74,7 @@ def lines(
             y=values,
             mode="lines",
             name=f"{shown} {series.label}".strip(),
-            line={"color": colour, "width": 2, "dash": DASHES[place % len(DASHES)]},
+            line={"color": colour, "width": 1.5, "dash": DASHES[place % len(DASHES)]},
             connectgaps=False,
             fill="tozeroy" if is_filled and place == 0 else None,
             fillcolor=faded(colour, 0.15) if is_filled and place == 0 else None,

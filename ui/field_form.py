@@ -35,7 +35,7 @@ def field_form(fields: Sequence[Field], draft: Draft, known: Known, key: str) ->
     resets: list[str] = []
     with st.container(key="fields"), st.form(f"form_{key}"):
         for field in fields:
-            text, widget = st.columns([5, 3], vertical_alignment="center")
+            text, widget = st.columns([7, 3], vertical_alignment="center")
             with text:
                 _describe(field, known, draft)
             with widget:

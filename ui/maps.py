@@ -40,7 +40,7 @@ def rung_work(rungs: Sequence[RungRow], mode: Mode) -> go.Figure:
     if not used:
         add_nothing(figure, mode, "no rung was used in this time")
     return finished(
-        figure, mode, title="Use of each rung (rung · launches)", height=96 + 24 * max(4, len(used)),
+        figure, mode, title="Use of each rung (rung · launches)", height=_rungs_height(len(used)),
         x={"range": [0, 100], "ticksuffix": " %"}, y={"autorange": "reversed"},
     ).update_layout(barmode="stack", hovermode="y unified", bargap=0.25)  # fmt: skip
 
@@ -69,12 +69,13 @@ def moves(page: BucketsPage, look: Look) -> go.Figure:
     if not shown:
         add_nothing(figure, look.mode, "no number was moved in this time")
     top = nice_top([move.value for move in shown], 8)
+    num_used = sum(1 for rung in page.rungs if rung.hits_span)  # as high as the rungs beside it
     return finished(
         figure,
         look.mode,
         title="Moves and their reasons",
         y_title="moved to",
-        height=320,
+        height=max(320, _rungs_height(num_used)),
         legend="below",
         x=time_axis(page, look),
         y={"range": [0, top]},
@@ -227,3 +228,7 @@ def words(name: str) -> str:
 def number(value: Any) -> str:
     """A number of a decision in four digits that matter."""
     return f"{value:.4g}" if isinstance(value, float) else DASH if value is None else str(value)
+
+
+def _rungs_height(num_rungs: int) -> int:
+    return 96 + 24 * max(4, num_rungs)

@@ -16,7 +16,7 @@ BAR_MS = 0.4 * 1000 * HOUR_S  # plotly measures widths on a time axis in millise
 def hourly(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode, title: str) -> go.Figure:
     """Cost and theoretical income of each hour, in USD an hour; a bar for each, side by side."""
     colours, figure = palette(mode), go.Figure()
-    x = moments([row.start for row in rows], zone)
+    x = moments([_hour(row) for row in rows], zone)
     values: list[float | None] = []
     for place, (name, colour, pattern, found) in enumerate(
         (
@@ -32,7 +32,7 @@ def hourly(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode, title: st
     if not any(value is not None for value in values):
         add_nothing(figure, mode, "no price was in force")
     ends = (
-        moments([rows[0].start - 0.2 * HOUR_S, max(rows[-1].end, rows[0].start + 6 * HOUR_S)], zone)
+        moments([_hour(rows[0]) - 0.2 * HOUR_S, max(rows[-1].end, _hour(rows[0]) + 6 * HOUR_S)], zone)
         if rows
         else None
     )
@@ -45,7 +45,7 @@ def hourly(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode, title: st
 def tokens_by_hour(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode) -> go.Figure:
     """Input, cached input and output tokens of each hour on top of each other."""
     colours, figure = palette(mode), go.Figure()
-    x = moments([row.start for row in rows], zone)
+    x = moments([_hour(row) for row in rows], zone)
     for name, colour, found in (
         ("output", colours.main, [row.output_tokens for row in rows]),
         ("input", colours.second, [row.input_tokens for row in rows]),
@@ -62,7 +62,7 @@ def tokens_by_hour(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode) -
         )
     totals = [row.output_tokens + row.input_tokens + row.cached_input_tokens for row in rows]
     ends = (
-        moments([rows[0].start - 0.2 * HOUR_S, max(rows[-1].end, rows[0].start + 6 * HOUR_S)], zone)
+        moments([_hour(rows[0]) - 0.2 * HOUR_S, max(rows[-1].end, _hour(rows[0]) + 6 * HOUR_S)], zone)
         if rows
         else None
     )
@@ -83,7 +83,7 @@ def phase_cost(phases: Sequence[PhaseCost], mode: Mode) -> go.Figure:
     ):
         figure.add_bar(
             y=names, x=found, name=label, orientation="h", marker={"color": colour, "pattern": {"shape": pattern}},
-            hovertemplate="%{x:.4~g} USD", text=["" if v is None else f"{v:.3g}" for v in found], textposition="auto",
+            hovertemplate="%{x:.4~g} USD", text=["" if v is None else f"{v:.3g}" for v in found], textposition="outside",
         )  # fmt: skip
         values += found
     return finished(
@@ -92,6 +92,11 @@ def phase_cost(phases: Sequence[PhaseCost], mode: Mode) -> go.Figure:
         title="USD for a million tokens",
         legend="below",
         height=280,
-        x={"range": [0, nice_top(values, 0.01)]},
+        x={"range": [0, 1.25 * max((v for v in values if v is not None), default=0.01)], "nticks": 5},
         y={"autorange": "reversed"},
     ).update_layout(barmode="group", hovermode="y unified")
+
+
+def _hour(row: LedgerRow) -> float:
+    """The beginning of the clock's hour, so that a row that began within it stands in its place."""
+    return row.start - row.start % HOUR_S

@@ -114,7 +114,7 @@ def _row(revision: dict[str, Any]) -> dict[str, str]:
         "when": clock(revision["time_s"], session.zone()),
         "who": revision["actor"],
         "status": revision["status"],
-        "changes": changes or back,
         "why": revision["reason"],
+        "changes": f"{back}: {changes}" if back and changes else changes or back,
         "error": revision["error"],
     }

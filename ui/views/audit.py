@@ -73,8 +73,8 @@ def _row(entry: dict[str, Any]) -> dict[str, str]:
         "what": str(entry.get("event", "")),
         "result": str(entry.get("result", "")),
         "revision": str(entry.get("revision", "")),
-        "changed": text or ", ".join(map(str, fields)),
         "why": str(entry.get("reason", "")),
+        "changed": text or ", ".join(map(str, fields)),
         "more": rest,
     }  # fmt: skip
 

@@ -131,11 +131,11 @@ def _change(change: RecentChange) -> dict[str, str]:
         "when": clock(change.time, session.zone()),
         "who": change.actor,
         "what": change.event,
-        "changed": changed,
-        "why": change.reason,
         "result": change.result,
         "revision": "" if change.revision is None else str(change.revision),
-    }  # fmt: skip
+        "why": change.reason,
+        "changed": changed,
+    }
 
 
 live_page("overview", "Overview", draw)

@@ -39,7 +39,7 @@ def page() -> None:
     live(lambda: _standing(config["revision"]))
     live(running_trial)
     draft = _draft(config)
-    left, right = st.columns([3, 2], gap="large")
+    left, right = st.columns([5, 3], gap="medium")
     with left:
         changed = _fields(config, schema, draft)
         if changed is not None:
