@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 
+import numpy as np
 import plotly.graph_objects as go
 
 from control_plane.console_schemas import ConsolePage, Series, Span
@@ -30,6 +31,11 @@ class Look:
 def series_of(page: ConsolePage, name: str, label: str | None = None) -> list[Series]:
     """The page's series of a name: one, or its sisters with different labels."""
     return [s for s in page.series if s.name == name and (label is None or s.label == label)]
+
+
+def axis_of(page: ConsolePage, look: Look) -> np.ndarray:
+    """The page's times as an array: plotly checks lists item by item, which costs more than all the rest."""
+    return np.array(moments(page.times, look.zone), dtype="datetime64[ms]")
 
 
 def moments(times: Sequence[float], zone: tzinfo | None) -> list[datetime]:
@@ -62,12 +68,12 @@ def lines(
     top: the fixed one. promise: a level, in `unit`, with its name, drawn as a line across.
     """
     colours, factor = palette(look.mode), FACTORS.get(unit, 1.0)
-    x = moments(page.times, look.zone)
+    x = axis_of(page, look)
     figure, seen = go.Figure(), [promise[0]] if promise else []
     drawn = [(s, shown) for name, shown in names.items() for s in series_of(page, name)]
     for place, (series, shown) in enumerate(drawn):
         values = scaled(series.values, factor)
-        seen += [v for v in values if v is not None]
+        seen.append(float(np.nanmax(values, initial=0.0)))
         colour = colours.lines[place % len(colours.lines)]
         figure.add_scatter(
             x=x,
@@ -94,7 +100,7 @@ def stacked(
     page: ConsolePage, look: Look, title: str, unit: str, name: str, *, least_top: float
 ) -> go.Figure:
     """Sister series on top of each other, as many colours as there are."""
-    colours, x = palette(look.mode), moments(page.times, look.zone)
+    colours, x = palette(look.mode), axis_of(page, look)
     figure, found = go.Figure(), series_of(page, name)
     totals = [0.0] * len(page.times)
     for place, series in enumerate(found):
@@ -102,7 +108,7 @@ def stacked(
             totals[index] += value or 0.0
         figure.add_scatter(
             x=x,
-            y=series.values,
+            y=scaled(series.values),
             mode="lines",
             stackgroup="all",
             name=series.label or series.name,
@@ -135,21 +141,26 @@ def gauge_band(
     capacity: tuple[float, str] | None = None,
 ) -> go.Figure:
     """A gauge's mean as a line, its least and greatest sample as a band around it."""
-    colours, x = palette(look.mode), moments(page.times, look.zone)
+    colours, x = palette(look.mode), axis_of(page, look)
     found = series_of(page, name)
     figure, seen = go.Figure(), [capacity[0]] if capacity else []
     for place, series in enumerate(found):
         colour = colours.lines[place % len(colours.lines)]
         if series.high and series.low:
             figure.add_scatter(
-                x=x, y=series.high, mode="lines", line={"width": 0}, showlegend=False, hoverinfo="skip"
+                x=x,
+                y=scaled(series.high),
+                mode="lines",
+                line={"width": 0},
+                showlegend=False,
+                hoverinfo="skip",
             )
             figure.add_scatter(
-                x=x, y=series.low, mode="lines", line={"width": 0}, fill="tonexty", fillcolor=faded(colour, 0.2),
+                x=x, y=scaled(series.low), mode="lines", line={"width": 0}, fill="tonexty", fillcolor=faded(colour, 0.2),
                 name="least to greatest", hoverinfo="skip",
             )  # fmt: skip
         figure.add_scatter(
-            x=x, y=series.values, mode="lines", line={"color": colour, "width": 2}, name=series.label or "mean",
+            x=x, y=scaled(series.values), mode="lines", line={"color": colour, "width": 2}, name=series.label or "mean",
             hovertemplate=f"%{{y:.4~g}} {unit}",
         )  # fmt: skip
         seen += [v for v in (*series.values, *series.high) if v is not None]
@@ -162,8 +173,9 @@ def gauge_band(
     )  # fmt: skip
 
 
-def scaled(values: Sequence[float | None], factor: float) -> list[float | None]:
-    return [None if value is None else value * factor for value in values]
+def scaled(values: Sequence[float | None], factor: float = 1.0) -> np.ndarray:
+    """The values times a factor; a gap, which plotly leaves open, where there is none."""
+    return np.array([np.nan if value is None else value * factor for value in values])
 
 
 def add_level(figure: go.Figure, level: float, name: str, mode: Mode) -> None:

@@ -42,7 +42,8 @@ def rung_work(rungs: Sequence[RungRow], mode: Mode) -> go.Figure:
     return finished(
         figure, mode, title="Use of each rung (rung · launches)", height=_rungs_height(len(used)),
         x={"range": [0, 100], "ticksuffix": " %"}, y={"autorange": "reversed"},
-    ).update_layout(barmode="stack", hovermode="y unified", bargap=0.25)  # fmt: skip
+        barmode="stack", hovermode="y unified", bargap=0.25,
+    )  # fmt: skip
 
 
 def moves(page: BucketsPage, look: Look) -> go.Figure:
@@ -79,7 +80,8 @@ def moves(page: BucketsPage, look: Look) -> go.Figure:
         legend="below",
         x=time_axis(page, look),
         y={"range": [0, top]},
-    ).update_layout(hovermode="closest")
+        hovermode="closest",
+    )
 
 
 def expert_heat(page: ExpertsPage, mode: Mode) -> go.Figure:
@@ -123,7 +125,8 @@ def expert_heat(page: ExpertsPage, mode: Mode) -> go.Figure:
             "dtick": x_step,
         },
         y={"range": [page.num_layers - 0.5, -0.5], "showgrid": False, "dtick": y_step},
-    ).update_layout(hovermode="closest")
+        hovermode="closest",
+    )
 
 
 def layer_imbalance(page: ExpertsPage, mode: Mode) -> go.Figure:
@@ -172,7 +175,8 @@ def request_way(timeline: RequestTimeline, mode: Mode) -> go.Figure:
         figure, mode, title="This request's way through the engine", height=120 + 30 * max(2, len(rows)), legend="none",
         x={"title": {"text": "ms after arrival"}, "range": [0, nice_top([1000 * end_s], 10)]},
         y={"categoryorder": "array", "categoryarray": rows[::-1]},
-    ).update_layout(barmode="overlay", hovermode="closest", margin={"t": 60})  # fmt: skip
+        barmode="overlay", hovermode="closest", margin={"t": 60},
+    )  # fmt: skip
 
 
 def token_arrivals(offsets_s: Sequence[float], promise_s: float | None, mode: Mode) -> go.Figure:

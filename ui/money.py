@@ -39,7 +39,8 @@ def hourly(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode, title: st
     return finished(
         figure, mode, title=title, y_title="USD in the hour", legend="below", x={"type": "date", "range": ends},
         y={"range": [0, nice_top(values, 0.01)]}, height=280,
-    ).update_layout(barmode="overlay")  # fmt: skip
+        barmode="overlay",
+    )  # fmt: skip
 
 
 def tokens_by_hour(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode) -> go.Figure:
@@ -69,7 +70,8 @@ def tokens_by_hour(rows: Sequence[LedgerRow], zone: tzinfo | None, mode: Mode) -
     return finished(
         figure, mode, title="Tokens in each hour", y_title="tokens", legend="below", x={"type": "date", "range": ends},
         y={"range": [0, nice_top(totals, 1000)]}, height=280,
-    ).update_layout(barmode="stack")  # fmt: skip
+        barmode="stack",
+    )  # fmt: skip
 
 
 def phase_cost(phases: Sequence[PhaseCost], mode: Mode) -> go.Figure:
@@ -94,7 +96,9 @@ def phase_cost(phases: Sequence[PhaseCost], mode: Mode) -> go.Figure:
         height=280,
         x={"range": [0, 1.25 * max((v for v in values if v is not None), default=0.01)], "nticks": 5},
         y={"autorange": "reversed"},
-    ).update_layout(barmode="group", hovermode="y unified")
+        barmode="group",
+        hovermode="y unified",
+    )
 
 
 def _hour(row: LedgerRow) -> float:
