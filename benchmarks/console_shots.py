@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import yaml
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from benchmarks.console_load import Load
@@ -79,13 +80,21 @@ def _photograph(browser: Browser, console: str, out: Path, width: int, mode: Any
         if name == "playground":
             page.get_by_role("button", name="Send").click()
             page.get_by_text("This request").first.wait_for(timeout=30_000)
-        page.wait_for_timeout(2500)
+        page.wait_for_timeout(2000)
         length = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
         page.set_viewport_size({"width": width, "height": min(max(length, WIDTHS[width]), 2400)})
-        page.wait_for_timeout(800)
-        page.screenshot(path=out / f"{name}_{width}_{mode}.png")
+        page.wait_for_timeout(2500)  # tables are drawn anew
+        path = out / f"{name}_{width}_{mode}.png"
+        page.screenshot(path=path)
+        _shrink(path)
         page.close()
     context.close()
+
+
+def _shrink(path: Path) -> None:
+    """Few colours: a page is flat, and pictures in a repository should be small."""
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def _operate(server: str) -> None:

@@ -179,7 +179,7 @@ def scaled(values: Sequence[float | None], factor: float = 1.0) -> np.ndarray:
 
 
 def add_level(figure: go.Figure, level: float, name: str, mode: Mode) -> None:
-    """A line across the plot, named at its right end."""
+    """A line across the plot, named at its left end, where data is oldest."""
     colours = palette(mode)
     figure.add_hline(
         y=level,
@@ -187,10 +187,10 @@ def add_level(figure: go.Figure, level: float, name: str, mode: Mode) -> None:
         annotation={
             "text": name,
             "font": {"color": colours.bad, "size": 12},
-            "xanchor": "right",
+            "xanchor": "left",
             "yanchor": "bottom",
         },
-        annotation_position="top right",
+        annotation_position="top left",
     )
 
 

@@ -35,8 +35,9 @@ def _alerts(alerts: list[Alert], now: float) -> None:
             BOXES[alert.severity](
                 f"**{alert.text}** · for {age(now - alert.since)}", icon=ICONS[alert.severity]
             )
-        with link:
-            link_to(alert.page)
+        if alert.page != "overview":
+            with link:
+                link_to(alert.page)
     if len(alerts) > 6:
         st.caption(f"and {len(alerts) - 6} more")
 
