@@ -2,7 +2,7 @@
 
 python -m benchmarks.console_cost --server URL --server-pid PID [--seconds 30]
 
-Needs Debian's chromium and a server that runs. A paint is useful when the tiles and the first plot are drawn.
+Needs Debian's chromium and a server that runs. A paint is useful when alerts and tiles are there.
 """
 
 import argparse
@@ -19,7 +19,6 @@ from playwright.sync_api import Browser, sync_playwright
 from benchmarks.console_shots import CHROMIUM
 
 ROOT = Path(__file__).parents[1]
-LOADS = 5
 
 
 def main() -> None:
@@ -33,52 +32,72 @@ def main() -> None:
         measured = psutil.Process(console.pid)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            paints = [_paint_s(browser, url) for _ in range(LOADS)]
-            print(
-                f"first useful paint: first {paints[0]:.2f} s, then median {statistics.median(paints[1:]):.2f} s"
-            )
-            time.sleep(3)
-            for viewers in (0, 1, 10):
-                _watch(browser, url, viewers, measured, server, args.seconds)
+            _paints(browser, url, args.loads)
+            for viewers in args.viewers:
+                _watch(browser, url, viewers, measured, server, args.server, args.seconds)
             browser.close()
     finally:
         console.terminate()
         console.wait(30)
 
 
-def _paint_s(browser: Browser, url: str) -> float:
-    """Seconds from asking for the page to its tiles and first plot."""
+def _paints(browser: Browser, url: str, loads: int) -> None:
+    """Prints the seconds to tiles and to the first plot: for a browser that comes first, and for one that was here."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
-    page = context.new_page()
-    start = time.perf_counter()
-    page.goto(url)
-    page.locator(".tile").first.wait_for()
-    page.locator(".js-plotly-plot .main-svg").first.wait_for()
-    took_s = time.perf_counter() - start
+    found: list[tuple[float, float]] = []
+    for _ in range(loads):
+        page = context.new_page()
+        start = time.perf_counter()
+        page.goto(url)
+        page.locator(".tile").first.wait_for()
+        tiles_s = time.perf_counter() - start
+        page.locator(".js-plotly-plot .main-svg").first.wait_for()
+        found.append((tiles_s, time.perf_counter() - start))
+        page.close()
     context.close()
-    return took_s
+    tiles_s, plot_s = (statistics.median(times) for times in zip(*found[1:], strict=True))
+    print(f"alerts and tiles {found[0][0]:.2f} s, first plot {found[0][1]:.2f} s: first visit", flush=True)
+    print(f"alerts and tiles {tiles_s:.2f} s, first plot {plot_s:.2f} s: later visits, median", flush=True)
 
 
 def _watch(
-    browser: Browser, url: str, viewers: int, console: psutil.Process, server: psutil.Process, seconds: float
+    browser: Browser,
+    url: str,
+    viewers: int,
+    console: psutil.Process,
+    server: psutil.Process,
+    server_url: str,
+    seconds: float,
 ) -> None:
-    """Prints the CPU of console and server with so many viewers of the overview at the usual refresh."""
-    contexts = [browser.new_context(viewport={"width": 1280, "height": 800}) for _ in range(viewers)]
-    for context in contexts:
+    """Prints what so many viewers of the overview cost, at the usual refresh."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    for _ in range(viewers):
         page = context.new_page()
         page.goto(url)
         page.locator(".tile").first.wait_for()
     time.sleep(5)
-    start_s, console_s, server_s = time.perf_counter(), _cpu_s(console), _cpu_s(server)
+    start_s, num_asked = time.perf_counter(), _num_asked(server_url)
+    console_s, server_s = _cpu_s(console), _cpu_s(server)
     time.sleep(seconds)
-    span_s = time.perf_counter() - start_s
+    span_s, num_asked = time.perf_counter() - start_s, _num_asked(server_url) - num_asked
     console_s, server_s = _cpu_s(console) - console_s, _cpu_s(server) - server_s
     print(
-        f"{viewers:2d} viewers: console {100 * console_s / span_s:.1f} % of one core, server {100 * server_s / span_s:.1f} % "
-        f"(over {span_s:.0f} s)"
+        f"{viewers:2d} viewers, {span_s:.0f} s: console {100 * console_s / span_s:.1f} % of one core, server "
+        f"{100 * server_s / span_s:.1f} %, {num_asked / span_s:.2f} questions a second to the server",
+        flush=True,
     )
-    for context in contexts:
-        context.close()
+    context.close()
+
+
+def _num_asked(server_url: str) -> float:
+    """Answers of the server to the console so far, from its own metrics."""
+    lines = httpx.get(f"{server_url}/metrics").text.splitlines()
+    counted = [
+        line
+        for line in lines
+        if line.startswith("http_requests_total") and ("/admin/" in line or "/health/" in line)
+    ]
+    return sum(float(line.rpartition(" ")[2]) for line in counted)
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -102,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--server", required=True, help="address of a server that runs")
     parser.add_argument("--server-pid", type=int, required=True, help="its process, whose CPU is measured")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each number of viewers")
+    parser.add_argument("--viewers", type=int, nargs="+", default=[0, 1, 10], help="at a time")
+    parser.add_argument("--loads", type=int, default=5, help="times the page is opened, two at least")
     parser.add_argument("--port", type=int, default=8089, help="of the console that is started")
     return parser
 
