@@ -6,7 +6,7 @@ The last good answer stays on the screen, greyed and with its age, whatever happ
 import time
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, cast
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -62,7 +62,8 @@ def live_page(
                 required=True,
                 label_visibility="collapsed",
             )
-        span = st.session_state["span"] = chosen or span
+        span = cast(Span, chosen or span)
+        st.session_state["span"] = span
     if intro:
         st.caption(intro)
 

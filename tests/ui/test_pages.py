@@ -3,12 +3,14 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import httpx
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from control_plane.client import AdminClient
+from control_plane.console_schemas import BucketsPage, RungRow
 from tests.conformance.operated_server import OperatedServer
 from tests.ui.conftest import texts
 from ui.frame import PAGE_NAMES
@@ -42,10 +44,10 @@ def test_plots_hold_what_the_server_says(
     open_page: OpenPage, server: OperatedServer, admin: AdminClient
 ) -> None:
     _ask(server, 12)
-    assert _until(lambda: any(rung.hits_span for rung in admin.page("buckets").rungs))
+    assert _until(lambda: any(rung.hits_span for rung in _rungs(admin)))
     figures = {spec["layout"]["title"]["text"]: spec for spec in _figures(open_page("buckets"))}
     asked, padding = figures["Use of each rung (rung · launches)"]["data"]
-    used = [rung for rung in admin.page("buckets").rungs if rung.hits_span]
+    used = [rung for rung in _rungs(admin) if rung.hits_span]
     assert [name.split()[0] for name in asked["y"]] == [rung.name for rung in used]
     assert asked["x"] == pytest.approx([100 * (rung.occupancy_span or 0) for rung in used])
     assert [a + p for a, p in zip(asked["x"], padding["x"], strict=True)] == pytest.approx([100] * len(used))
@@ -167,6 +169,10 @@ def _plan(page: AppTest) -> None:
 
 def _figures(page: AppTest) -> list[dict]:
     return [json.loads(element.proto.spec) for element in page.get("plotly_chart")]
+
+
+def _rungs(admin: AdminClient) -> list[RungRow]:
+    return cast(BucketsPage, admin.page("buckets")).rungs
 
 
 def _ask(server: OperatedServer, num_tokens: int) -> None:
