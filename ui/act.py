@@ -9,6 +9,7 @@ from control_plane.client import AdminError
 from ui import session
 from ui.fields import shown
 from ui.frame import why_not
+from ui.plain import plain
 from ui.units import num_bytes, seconds
 
 MAX_REASON_CHARS = 500
@@ -36,7 +37,7 @@ def attempt(change: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
                 f"{why_not(error)} It is not known whether the change was made: look at the history before you try again.",
             )
         else:
-            tell("error", f"Nothing was changed: {error.message}")
+            tell("error", f"Nothing was changed: {plain(error.message)}")
         return None
     finally:
         session.renew()
@@ -72,7 +73,8 @@ def made_text(revision: dict[str, Any]) -> str:
     """What a new revision is, in one line."""
     number, status = revision["number"], revision["status"]
     changes = ", ".join(
-        f"`{c['path']}` {shown(c['old'])} → {shown(c['new'])}" for c in revision.get("changes", ())
+        f"`{c['path']}` {plain(shown(c['old']))} → {plain(shown(c['new']))}"
+        for c in revision.get("changes", ())
     )
     after = {
         "applied": "It is in force.",
@@ -86,7 +88,7 @@ def show_plan(plan: dict[str, Any]) -> None:
     """What a change would do: fields, rungs, seconds, memory, warnings."""
     for change in plan["fields"]:
         st.markdown(
-            f"`{change['path']}`: {shown(change['old'])} → **{shown(change['new'])}** · {change['kind']}"
+            f"`{change['path']}`: {plain(shown(change['old']))} → **{plain(shown(change['new']))}** · {change['kind']}"
         )
     if not plan["fields"]:
         st.caption("Nothing would change.")
@@ -102,7 +104,7 @@ def show_plan(plan: dict[str, Any]) -> None:
     elif plan["fields"]:
         st.caption("No rung is compiled or dropped; no memory is needed.")
     for warning in plan["warnings"]:
-        st.warning(warning)
+        st.warning(plain(warning))
 
 
 def trial(key: str) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ import streamlit as st
 from control_plane.merge_patch import same
 from ui.draft import Draft
 from ui.fields import CHANGES, Field, parse, shown
+from ui.plain import plain
 from ui.units import age
 
 BADGES = {
@@ -64,7 +65,7 @@ def field_form(fields: Sequence[Field], draft: Draft, known: Known, key: str) ->
         try:
             draft = draft.with_value(field.path, parse(field, entered[field.path]))
         except ValueError as error:
-            errors[field.path].error(str(error))
+            errors[field.path].error(plain(error))
             is_right = False
     for path in resets:
         draft = draft.with_default(path)
@@ -73,18 +74,18 @@ def field_form(fields: Sequence[Field], draft: Draft, known: Known, key: str) ->
 
 def _describe(field: Field, known: Known, draft: Draft) -> None:
     effective, stored = known.effective.get(field.path), known.stored.get(field.path)
-    parts = [f"in force **{shown(effective) or 'empty'}**"]
+    parts = [f"in force **{_value(effective)}**"]
     if not same(effective, field.default):
-        parts.append(f"default {shown(field.default) or 'empty'}")
+        parts.append(f"default {_value(field.default)}")
     if not same(effective, stored):
-        parts.append(f"pending until a restart: **{shown(stored) or 'empty'}**")
+        parts.append(f"pending until a restart: **{_value(stored)}**")
     if field.path in draft.paths:
-        parts.append(f"in your change: **{shown(draft.value(field.path, known.defaults)) or 'empty'}**")
+        parts.append(f"in your change: **{_value(draft.value(field.path, known.defaults))}**")
     if (last := known.last.get(field.path)) is not None:
         revision, seconds = last
-        why = f": {revision['reason']}" if revision.get("reason") else ""
-        parts.append(f"revision {revision['number']} by {revision['actor']}, {age(seconds)} ago{why}")
-    head = f"**{field.name}** {BADGES.get(field.change, '')} {field.description}"
+        why = f": {plain(revision['reason'])}" if revision.get("reason") else ""
+        parts.append(f"revision {revision['number']} by {plain(revision['actor'])}, {age(seconds)} ago{why}")
+    head = f"**{field.name}** {BADGES.get(field.change, '')} {plain(field.description)}"
     st.markdown(f"{head}  \n:small[:gray[{' · '.join(parts)}]]{_limits(field)}", help=_help(field))
 
 
@@ -105,6 +106,10 @@ def _widget(field: Field, value: Any, key: str) -> Any:
     return st.text_input(label, shown(value), max_chars=4096, **common)
 
 
+def _value(value: Any) -> str:
+    return plain(shown(value)) or "empty"
+
+
 def _help(field: Field) -> str:
     return f"{CHANGES.get(field.change, field.change)}. Allowed: {field.allowed}."
 
@@ -112,4 +117,4 @@ def _help(field: Field) -> str:
 def _limits(field: Field) -> str:
     if not field.is_editable:
         return "  \n:small[:orange[set in the configuration file only]]"
-    return f"  \n:small[:orange[no effect: {field.why_idle}]]" if field.why_idle else ""
+    return f"  \n:small[:orange[no effect: {plain(field.why_idle)}]]" if field.why_idle else ""

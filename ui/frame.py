@@ -17,6 +17,7 @@ from ui import session
 from ui.charts import Look
 from ui.feed import Answer, State
 from ui.palette import Mode
+from ui.plain import plain
 from ui.units import age, clock
 
 STALE_TICKS = 4  # of the server's: data older than this is called old
@@ -114,11 +115,11 @@ def tell_state(answer: Answer, received: session.Received | None) -> bool:
     state = _STATE_ICONS.get(page.state, f":gray-badge[{page.state}]")
     revision = f" · revision {page.version}" if page.version is not None else ""
     st.markdown(
-        f"{state} **{page.model or 'no model yet'}**{revision} · data {age(seconds)} old "
+        f"{state} **{plain(page.model or 'no model yet')}**{revision} · data {age(seconds)} old "
         f"· {clock(page.server_time, session.zone())}"
     )
     if page.error:
-        st.error(page.error, icon=":material/warning:")
+        st.error(plain(page.error), icon=":material/warning:")
     if page.state == "loading":
         st.info("The model is loading; figures come when it serves.", icon=":material/hourglass_top:")
     return is_stale or answer.state is State.FAILED
@@ -146,14 +147,14 @@ def why_not(error: BaseException | None) -> str:
     if not isinstance(error, AdminError):
         return f"The console could not ask: {type(error).__name__}."
     if error.status in (401, 403):
-        return f"The server refuses: {error.message} Enter a key at the left under “Key”."
+        return f"The server refuses: {plain(error.message)} Enter a key at the left under “Key”."
     if error.code == "unreachable":
         return f"The server at {session.server()} cannot be reached."
     if error.code == "timeout":
         return f"The server at {session.server()} did not answer within {session.TIMEOUT_S:.0f} s."
     if error.status == 503:
-        return f"The server cannot answer now: {error.message}"
-    return f"The server answered {error.status or error.code}: {error.message}"
+        return f"The server cannot answer now: {plain(error.message)}"
+    return f"The server answered {plain(error.status or error.code)}: {plain(error.message)}"
 
 
 def link_to(page: str) -> None:
@@ -166,7 +167,7 @@ def unavailable(part: Part, what: str) -> bool:
     """Says in plain words that a part is not there. Returns whether it is missing."""
     if not part.available:
         st.info(
-            f"**{what}** is not available: {part.reason or 'the server gives no reason'}",
+            f"**{what}** is not available: {plain(part.reason or 'the server gives no reason')}",
             icon=":material/info:",
         )
     return not part.available

@@ -9,6 +9,7 @@ from ui import session
 from ui.act import MAX_REASON_CHARS, METRICS, ask, asked, attempt, close_dialog, made_text, may_change, tell
 from ui.fields import shown
 from ui.frame import require, table, why_not
+from ui.plain import plain
 from ui.units import clock, seconds
 
 
@@ -51,7 +52,7 @@ def confirm_rollback(revision: dict[str, Any], current: int) -> None:
     """A rollback is a new revision; nothing is lost."""
     st.markdown(
         f"The configuration becomes what it was in revision **{revision['number']}** "
-        f"({clock(revision['time_s'], session.zone())}, {revision['actor']}). Later changes are taken back by a new "
+        f"({clock(revision['time_s'], session.zone())}, {plain(revision['actor'])}). Later changes are taken back by a new "
         "revision; the history keeps them."
     )
     reason = st.text_input("Why", key="why_back", max_chars=MAX_REASON_CHARS)
@@ -80,7 +81,7 @@ def running_trial() -> None:
             f"{since['num_seen']} of {spec['min_requests']} observations · "
             + (f"{seconds(left_s)} left" if left_s is not None else "waiting for its rungs")
         )
-        st.caption(trial["state"])
+        st.caption(plain(trial["state"]))
         if not may_change():
             return
         accept, revert, _ = st.columns([1, 1, 3])

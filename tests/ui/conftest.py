@@ -1,5 +1,6 @@
 """A real server on the embedded model for the console's tests, one a session, and pages run without a browser."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ APP = ROOT / "ui" / "app.py"
 LADDER = {"decode_rows": [1, 4], "prefill_tokens": [64], "max_prefill_tokens": 64, "max_prefill_rows": 4}
 ROW_SLOTS = 4
 TIMEOUT_S = 60
+_ESCAPED = re.compile(r"\\([^\w\s])")  # ui.plain
 
 
 @pytest.fixture(scope="session")
@@ -57,4 +59,4 @@ def texts(app: AppTest) -> str:
         app.title,
         app.subheader,
     )
-    return "\n".join(str(element.value) for kind in kinds for element in kind)
+    return "\n".join(_ESCAPED.sub(r"\1", str(element.value)) for kind in kinds for element in kind)

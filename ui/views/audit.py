@@ -9,6 +9,7 @@ from control_plane.console_schemas import AuditPage, Span
 from ui import session
 from ui.fields import shown
 from ui.frame import live_page, table, why_not
+from ui.plain import plain
 
 HIDDEN = ("previous", "hash")  # of the chain; the check below looks at them
 
@@ -55,7 +56,7 @@ def _verify() -> None:
             icon=":material/check_circle:",
         )
     else:
-        st.error(f"The chain is broken: {found['problem']}", icon=":material/warning:")
+        st.error(f"The chain is broken: {plain(found['problem'])}", icon=":material/warning:")
 
 
 def _row(entry: dict[str, Any]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from ui.charts import gauge_band, lines, stacked
 from ui.fields import shown
 from ui.frame import figures, live_page, look, mode, plot, plots, require, table, why_not
 from ui.maps import demand, inputs_text, moves, number, rung_work, words
+from ui.plain import plain
 from ui.units import clock, count, num_bytes, percent, seconds
 
 STATES = {"ready": "✔ ready", "compiling": "… compiling", "absent": "- absent", "failed": "✖ failed"}
@@ -29,7 +30,7 @@ def draw(page: BucketsPage, span: Span) -> None:
             )
         elif ladder.state == "failed":
             st.error(
-                f"The last change of the ladder failed: {ladder.error}. The old ladder serves.",
+                f"The last change of the ladder failed: {plain(ladder.error)}. The old ladder serves.",
                 icon=":material/warning:",
             )
     seen = look(span)
@@ -138,16 +139,18 @@ def proposal() -> None:
     found = answer.get("proposal")
     if found is None:
         st.info(
-            f"Nothing to propose: {answer.get('why_no_proposal') or 'no reason given'}",
+            f"Nothing to propose: {plain(answer.get('why_no_proposal') or 'no reason given')}",
             icon=":material/info:",
         )
         return
     st.markdown(
         f"A learned ladder would spare **{percent(found['predicted_gain'])}** of the computed positions: "
-        + ", ".join(f"`{path}`: {shown(value)}" for path, value in found["patch"].get("ladder", {}).items())
+        + ", ".join(
+            f"`{path}`: {plain(shown(value))}" for path, value in found["patch"].get("ladder", {}).items()
+        )
     )
     for note in found.get("notes", ()):
-        st.caption(note)
+        st.caption(plain(note))
     with st.form("apply_ladder", border=False):
         reason = st.text_input("Why", placeholder="for the history", max_chars=500)
         if st.form_submit_button("Apply the learned ladder", type="primary"):

@@ -12,6 +12,7 @@ from ui.act import attempt, made_text, may_change, show_plan, show_told, tell, t
 from ui.fields import shown
 from ui.frame import live_page, why_not
 from ui.maps import words
+from ui.plain import plain
 from ui.units import seconds
 
 BOXES = {"critical": ":red-badge[critical]", "warning": ":orange-badge[warning]", "info": ":blue-badge[info]"}
@@ -34,7 +35,7 @@ def draw(page: DiagnosisPage, span: Span) -> None:
 
 def _finding(finding: FindingRow) -> None:
     with st.container(border=True, key=f"finding_{finding.kind}"):
-        st.markdown(f"{BOXES[finding.severity]} **{finding.symptom}**")
+        st.markdown(f"{BOXES[finding.severity]} **{plain(finding.symptom)}**")
         left, right = st.columns([2, 3])
         with left:
             st.caption("Evidence")
@@ -45,12 +46,12 @@ def _finding(finding: FindingRow) -> None:
             )
         with right:
             st.caption("What helps")
-            st.markdown(finding.expected_effect)
+            st.markdown(plain(finding.expected_effect))
             if finding.patch is None:
-                st.markdown(f"No change is offered: {finding.why_no_patch}.")
+                st.markdown(f"No change is offered: {plain(finding.why_no_patch)}.")
                 return
             for path, value in leaves(finding.patch):
-                st.markdown(f"`{path}` → **{shown(value)}**")
+                st.markdown(f"`{path}` → **{plain(shown(value))}**")
             if may_change():
                 _act(finding)
 

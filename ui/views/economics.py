@@ -9,6 +9,7 @@ from ui import session
 from ui.charts import lines
 from ui.frame import figures, link_to, live_page, look, mode, plots, table
 from ui.money import hourly, phase_cost, tokens_by_hour
+from ui.plain import plain
 from ui.units import DASH, clock, count, money, percent
 
 
@@ -16,8 +17,8 @@ def draw(page: EconomicsPage, span: Span) -> None:
     st.subheader("This server, last 24 hours", anchor=False)
     if not page.ledger.available:
         st.info(
-            f"**Money** is not available: {page.ledger.reason}  \nPrices are live configuration, section `economics`: they "
-            "hold from their date on, and the past keeps its own.",
+            f"**Money** is not available: {plain(page.ledger.reason)}  \nPrices are live configuration, section "
+            "`economics`: they hold from their date on, and the past keeps its own.",
             icon=":material/info:",
         )
         link_to("tuning")
@@ -32,9 +33,9 @@ def draw(page: EconomicsPage, span: Span) -> None:
         running=lines(page, seen, "Cost and theoretical income", "USD/h", money_lines, least_top=0.1),
         idle=lines(page, seen, "Idle share of the device", "%", idle, least_top=100, top=105),
     )
-    with st.expander(f"Example, not this server: {page.example.label}"):
+    with st.expander(f"Example, not this server: {plain(page.example.label)}"):
         st.caption(
-            f"{page.example.source} Computed by the same function as the ledger above; income is theoretical."
+            f"{plain(page.example.source)} Computed by the same function as the ledger above; income is theoretical."
         )
         _ledger(page.example, "example")
 

@@ -7,6 +7,7 @@ import streamlit as st
 from control_plane.console_schemas import KvLevel, KvPage, Span
 from ui.charts import gauge_band, lines
 from ui.frame import figures, live_page, look, plots
+from ui.plain import plain
 from ui.units import DASH, count, num_bytes, percent
 
 
@@ -56,7 +57,7 @@ def draw(page: KvPage, span: Span) -> None:
 def _level(level: KvLevel) -> None:
     st.markdown(f"**{level.level}** · {level.place}")
     if not level.available:
-        st.caption(f"Not available: {level.reason or 'the server gives no reason'}")
+        st.caption(f"Not available: {plain(level.reason or 'the server gives no reason')}")
         return
     if level.capacity_bytes and level.used_bytes is not None:
         used = level.used_bytes / level.capacity_bytes

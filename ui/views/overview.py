@@ -7,6 +7,7 @@ from ui import session
 from ui.charts import lines
 from ui.fields import shown
 from ui.frame import figures, link_to, live_page, look, plots, table
+from ui.plain import plain
 from ui.units import age, clock, count, percent, seconds
 
 BOXES = {"critical": st.error, "warning": st.warning, "info": st.info}
@@ -33,7 +34,7 @@ def _alerts(alerts: list[Alert], now: float) -> None:
         text, link = st.columns([6, 1], vertical_alignment="center")
         with text:
             BOXES[alert.severity](
-                f"**{alert.text}** · for {age(now - alert.since)}", icon=ICONS[alert.severity]
+                f"**{plain(alert.text)}** · for {age(now - alert.since)}", icon=ICONS[alert.severity]
             )
         if alert.page != "overview":
             with link:

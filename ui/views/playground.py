@@ -12,6 +12,7 @@ from ui import session
 from ui.frame import figures, mode, plot, plots, why_not
 from ui.inference import Event, InferenceError, models, new_request_id, stream
 from ui.maps import request_way, token_arrivals, words
+from ui.plain import plain
 from ui.units import DASH, count, seconds
 
 START = "It is a truth universally acknowledged"
@@ -25,7 +26,7 @@ def page() -> None:
     try:
         names = models(session.http(), session.server(), session.api_key())
     except InferenceError as error:
-        st.error(str(error), icon=":material/warning:")
+        st.error(plain(error), icon=":material/warning:")
         st.button("Try again", key="again")
         return
     asked = _form(names)
@@ -84,12 +85,12 @@ def _run(path: str, body: dict[str, Any]) -> None:
     try:
         st.write_stream(_texts(path, body, request_id, events))
     except InferenceError as error:
-        st.error(str(error), icon=":material/warning:")
+        st.error(plain(error), icon=":material/warning:")
     stop.empty()
     if events:
         st.session_state["played"] = {
             "id": request_id,
-            "text": "".join(event.text for event in events).replace("\n", "\n> "),
+            "text": plain("".join(event.text for event in events)).replace("\n", "\n> "),
             "offsets": [event.offset_s for event in events if event.text],
             "finish": next((e.finish_reason for e in reversed(events) if e.finish_reason), None),
             "usage": next((e.usage for e in reversed(events) if e.usage), None),
@@ -100,7 +101,7 @@ def _texts(path: str, body: dict[str, Any], request_id: str, events: list[Event]
     for event in stream(session.http(), session.server(), session.api_key(), path, body, request_id):
         events.append(event)
         if event.text:
-            yield event.text
+            yield plain(event.text)
 
 
 def _show(last: dict[str, Any]) -> None:

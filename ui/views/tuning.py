@@ -25,6 +25,7 @@ from ui.draft import Choice, Draft
 from ui.field_form import Known, field_form
 from ui.fields import about, fields_of, shown
 from ui.frame import live, require, table, why_not
+from ui.plain import plain
 from ui.revisions import history, running_trial
 
 ALL = "every section"
@@ -68,7 +69,7 @@ def _standing(shown_revision: int) -> None:
         + ("" if config["survives_restart"] else " · changes are lost at a restart (no state folder)")
     )
     if config.get("problem"):
-        st.error(config["problem"], icon=":material/warning:")
+        st.error(plain(config["problem"]), icon=":material/warning:")
     if config["revision"] != shown_revision:
         st.warning(
             f"Revision {config['revision']} was made since this page was drawn.", icon=":material/group:"
@@ -103,7 +104,7 @@ def _fields(config: dict[str, Any], schema: dict[str, Any], draft: Draft) -> Dra
     if not needle and section != ALL:
         st.caption(about(schema, section))
     if not chosen:
-        st.info(f"No field has “{wanted}” in its name or description.")
+        st.info(f"No field has “{plain(wanted)}” in its name or description.")
         return None
     return field_form(chosen, draft, _known(config), f"{draft.revision}_{section}_{needle}")
 
@@ -135,7 +136,7 @@ def _review(draft: Draft) -> None:
         try:
             plan = session.client().plan(draft.patch)
         except AdminError as error:
-            st.error(f"It cannot be done: {error.message}" if error.status == 422 else why_not(error))
+            st.error(f"It cannot be done: {plain(error.message)}" if error.status == 422 else why_not(error))
             _give_up(draft)
             return
         if plan["revision"] != draft.revision:  # somebody was quicker than the page
@@ -162,7 +163,9 @@ def _confirm(draft: Draft, plan: dict[str, Any], reason: str, canary: dict[str, 
     show_plan(plan)
     if canary is not None:
         st.markdown(f"On trial for {canary['guard_period']}, guarded by {canary['metric']}.")
-    st.caption(f"To {session.server()}, for revision {draft.revision}. Reason: {reason or 'none given'}")
+    st.caption(
+        f"To {session.server()}, for revision {draft.revision}. Reason: {plain(reason or 'none given')}"
+    )
     if st.button("Yes, apply", type="primary", key="confirm"):
         close_dialog()
         made = attempt(
