@@ -28,8 +28,8 @@ def test_a_share_that_is_not_all_is_not_shown_as_all(value: float | None, text: 
 
 def test_others() -> None:
     assert [num_bytes(v) for v in (812, 1.5 * 2**20, 2**60)] == ["812 B", "1.5 MiB", "1,024 PiB"]
-    assert [count(v) for v in (0, 812, 15_300, 2_100_000)] == ["0", "812", "15.3 k", "2.1 M"] or count(9_999)
-    assert [money(v) for v in (0.0123, 12.5, None)] == ["0.0123 USD", "12.50 USD", DASH]
+    assert [count(v) for v in (0, 812, 15_300, 21_000_000)] == ["0", "812", "15.3 k", "21 M"]
+    assert [money(v) for v in (0.0123, 12.5, None)] == ["0.012 USD", "12.50 USD", DASH]
     assert [age(v) for v in (-3, 40, 240, 7200, 3 * 86_400, None)] == [
         "0 s",
         "40 s",
