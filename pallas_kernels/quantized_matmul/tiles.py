@@ -43,14 +43,23 @@ class QuantizedTile:
 
 
 def choose_quantized_tile(
-    num_rows: int, num_experts: int, k: int, outputs: int, kind: str, *, is_gated: bool, tables: TileTables | None = None
+    num_rows: int,
+    num_experts: int,
+    k: int,
+    outputs: int,
+    kind: str,
+    *,
+    is_gated: bool,
+    tables: TileTables | None = None,
 ) -> QuantizedTile:
     """The device's table where it has this product, else a suggestion. kind: "blocks" or "outputs"."""
     rounded = 1 << max(0, num_rows - 1).bit_length()
     key = f"{kind},rows={rounded},experts={num_experts},k={k},outputs={outputs},gated={int(is_gated)}"
     found = (tables or TileTables.of_package()).look_up("quantized_matmul", key)
-    return QuantizedTile(**found) if found is not None else suggest_quantized_tile(
-        num_rows, num_experts, kind, is_gated=is_gated
+    return (
+        QuantizedTile(**found)
+        if found is not None
+        else suggest_quantized_tile(num_rows, num_experts, kind, is_gated=is_gated)
     )
 
 
