@@ -55,7 +55,7 @@ CASES: tuple[Case, ...] = (
     Case("blocks, gated, rows first", (5, 0, 2), tile=NORMAL, gate="silu"),
     Case("blocks, whole blocks of outputs", (5, 2), tile=QuantizedTile(16, 128, 2), outputs=256),
     Case(
-        "int8, whole blocks of outputs", (5, 2), "int8", QuantizedTile(128, 128, 2), outputs=256, gate="silu"
+        "int8, whole blocks of outputs", (5, 2), "int8", QuantizedTile(32, 128, 2), outputs=256, gate="silu"
     ),
     Case("int8, one step deep", (5, 2), "int8", k=128),
 )

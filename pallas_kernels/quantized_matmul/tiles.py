@@ -68,5 +68,5 @@ def suggest_quantized_tile(num_rows: int, num_experts: int, kind: str, *, is_gat
     mean_group = num_rows / num_experts
     if mean_group > 32 and kind == "blocks":
         return QuantizedTile(WGMMA_ROWS, 64 if is_gated else 128, swap=False)
-    most = 64 if kind == "blocks" else 128
+    most = 64 if kind == "blocks" or is_gated else 128  # two sums of 128 rows would leave few registers
     return QuantizedTile(next((size for size in (8, 16, 32, 64) if mean_group <= size / 2), most), 64)

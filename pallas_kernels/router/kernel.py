@@ -81,7 +81,7 @@ def _route(
     rows_type = jax.ShapeDtypeStruct((spec.top_k, num_blocks * TOKENS), jnp.float32)
 
     def body(
-        logits_ref,  # [T, E], rows past the end are read as zeros
+        logits_ref,  # [T, E], T a multiple of 8, rows past the end are read as zeros
         is_real_ref,  # [blocks * 64] int32
         bias_ref,  # [E]
         weights_ref,  # [k, blocks * 64]
@@ -138,6 +138,7 @@ def _route(
     )
     padded = jnp.pad(is_real.astype(jnp.int32), (0, num_blocks * TOKENS - num_tokens))
     no_bias = jnp.zeros(num_experts) if bias is None else bias.astype(jnp.float32)
+    logits = jnp.pad(logits, ((0, -num_tokens % 8), (0, 0)))  # rows of a copy come in eights, or the compiler refuses
     weights, ids, counts = call(logits, padded, no_bias)
     return RouterChoice(weights.T[:num_tokens], ids.T[:num_tokens], jnp.sum(counts, axis=0, dtype=jnp.int32))
 
