@@ -3,6 +3,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 CONFIG ?= configs/cpu.yaml
+CONSOLE_SERVER ?= http://127.0.0.1:8000
 PYTEST_ARGS ?= -n 2 --dist loadfile
 
 .PHONY: help setup demo serve console test oracle aot check format bench docs
@@ -21,10 +22,11 @@ demo: setup  ## serve the embedded model, send real requests, print the text and
 serve: setup  ## OpenAI endpoint on 127.0.0.1:8000 (CONFIG=FILE for another configuration)
 	@$(PY) -m control_plane --config $(CONFIG)
 
-console: setup  ## operator console (not built yet)
-	@echo "The operator console is not built yet; GET /metrics is what there is." >&2; exit 2
+console: setup  ## operator console on http://127.0.0.1:8080 (CONSOLE_SERVER=URL for another server)
+	@$(PY) -m ui --server "$(CONSOLE_SERVER)"
 
-test: setup  ## the whole suite
+test: setup  ## the whole suite, in a browser too
+	@.ci/browser
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
 oracle: setup  ## rebuild the fixtures with transformers in an environment of its own, compare more random models

@@ -212,6 +212,18 @@ def _rung_families(rungs: Sequence[RungSnapshot], make: _Labels) -> Iterator[Met
     yield make.gauges(
         "moe_rung_step_seconds", "Median of the last launches", names, per_rung(lambda r: r.step_s)
     )
+    yield make.gauges(
+        "moe_step_scope_share",
+        "Share of a step's time by named scope, profiled once at warm-up",
+        [*names, "scope"],
+        [((r.name, r.phase, scope), share) for r in rungs for scope, share in r.scope_shares.items()],
+    )
+    yield make.gauges(
+        "moe_routing_share",
+        "Router, dispatch and combine in a step's time, profiled once at warm-up",
+        names,
+        [((r.name, r.phase), r.routing_share) for r in rungs if r.scope_shares],
+    )
     yield make.gauges("moe_padding_share", "Padding in computed positions", ["phase"], _padding(rungs))
 
 

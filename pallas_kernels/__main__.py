@@ -1,4 +1,4 @@
-"""`python -m pallas_kernels`: each op, the backend that it would run here, and why not another. `--hopper`: as on a Hopper GPU."""
+"""`python -m pallas_kernels`: each op, the backend that it would run here, and why not another."""
 
 import argparse
 import json
@@ -13,7 +13,9 @@ from pallas_kernels.choices import list_choices
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a table, or JSON."""
-    parser = argparse.ArgumentParser(prog="python -m pallas_kernels", description=(__doc__ or "").split(": ")[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m pallas_kernels", description=(__doc__ or "").split(": ")[1]
+    )
     parser.add_argument("--hopper", action="store_true", help="what a Hopper GPU would run")
     parser.add_argument("--json", action="store_true", help="JSON and no table")
     options = parser.parse_args(arguments)

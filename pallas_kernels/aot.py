@@ -5,6 +5,8 @@ Exit status 1 when a budget is broken. Where the CUDA compiler's wheels are miss
 """
 
 import argparse
+import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -30,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parses, compiles, prints a table, writes JSON."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
+    _set_flags()
     missing = missing_wheels()
     if missing is not None:
         python = _environment()
@@ -45,6 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nothing has {options.only!r} in its name", file=sys.stderr)
         return 2
     return _run(tasks, options)
+
+
+def _set_flags() -> None:
+    """The server's XLA flags, where it is here: the worker processes inherit them."""
+    if importlib.util.find_spec("runtime") is not None:
+        importlib.import_module("runtime.xla_flags").set_xla_flags()
 
 
 def _tasks(options: argparse.Namespace) -> list[Task]:

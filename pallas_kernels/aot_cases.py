@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 
 import pallas_kernels
 
-STEPS_OF = "runtime.ladder.aot_steps"  # by name: kernels stand alone, and the whole server adds its steps
+# By name: kernels stand alone, and the whole server adds its steps.
+STEPS_OF = ("runtime.ladder.aot_steps", "runtime.engine.aot_mesh_steps")
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ def all_cases(only: str = "", module: str | None = None) -> list[AotCase]:
 
 def all_steps(only: str = "", module: str | None = None, *, only_quick: bool = False) -> list[AotStep]:
     """The steps of whole models, where the server's packages are installed, or those of one module."""
-    module = module or STEPS_OF
-    steps = getattr(importlib.import_module(module), "AOT_STEPS", ()) if _exists(module) else ()
+    modules = STEPS_OF if module is None else (module,)
+    found = [getattr(importlib.import_module(name), "AOT_STEPS", ()) for name in modules if _exists(name)]
+    steps = [step for group in found for step in group]
     return [step for step in steps if only in step.name and (step.is_quick or not only_quick)]
 
 

@@ -47,10 +47,18 @@ _QWEN3 = RouterSpec(8, renormalise=True)
 _DEEPSEEK = RouterSpec(8, "sigmoid", renormalise=True, num_groups=8, num_kept_groups=4, scale=2.5)
 
 _QUESTIONS: tuple[tuple[str, str, Callable[[], BackendChoice]], ...] = (
-    ("linear", "64 rows of 2048 times [4096, 2048]", lambda: choose_linear(_abstract(64, 2048), _abstract(4096, 2048))),
+    (
+        "linear",
+        "64 rows of 2048 times [4096, 2048]",
+        lambda: choose_linear(_abstract(64, 2048), _abstract(4096, 2048)),
+    ),
     ("expert_mlp", "Qwen3-30B-A3B, 512 rows", lambda: choose_expert_mlp(_X, _GATE_UP, _DOWN, "silu")),
     ("grouped_matmul", "its first product", lambda: choose_grouped_matmul(_X, _GATE_UP, "silu")),
-    ("paged_attention", "Qwen3-30B-A3B, pages of 64", lambda: choose_paged_attention(_abstract(64, 32, 128), _PAGES)),
+    (
+        "paged_attention",
+        "Qwen3-30B-A3B, pages of 64",
+        lambda: choose_paged_attention(_abstract(64, 32, 128), _PAGES),
+    ),
     (
         "prefill_attention",
         "Qwen3-30B-A3B, pages of 64",

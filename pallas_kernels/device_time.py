@@ -11,6 +11,7 @@ Contestants take turns, so that a clock that drifts meets all of them alike.
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from jax import lax
 from pallas_kernels.workload import Prepared
 
 SHORT_CHAIN, LONG_CHAIN = 2, 10
+COMPILE_THREADS = 8
 METHODS = ("cupti", "chain", "wall")
 
 
@@ -56,8 +58,11 @@ def measure(contestants: Mapping[str, Prepared], method: str, rounds: int) -> di
     """Times of each contestant: `rounds` turns, in each every link once (cupti), one slope (chain) or one call (wall)."""
     if method not in METHODS:
         raise ValueError(f"method {method!r} is not one of {METHODS}")
-    runners = {name: _RUNNERS[method](prepared) for name, prepared in contestants.items()}
-    for runner in runners.values():  # first touch, and the compile
+    with ThreadPoolExecutor(
+        1 if method == "wall" else COMPILE_THREADS
+    ) as pool:  # the interpreter takes one at a time
+        runners = dict(zip(contestants, pool.map(_RUNNERS[method], contestants.values()), strict=True))
+    for runner in runners.values():  # first touch
         runner.run()
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):

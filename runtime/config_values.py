@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pla
 
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(us|ms|s|min|h)$")
 MIN_DURATION_S, MAX_DURATION_S = 1e-6, 366 * 86_400.0
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_SECONDS = {"us": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"}
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(%|B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)$")
 MAX_SIZE_BYTES = 2**50
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40} | {
@@ -19,7 +19,7 @@ _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40} | {
 def parse_duration(value: object) -> float:
     """Seconds from `500ms`, `2s`, `15min`; a bare number is refused because its unit would be a guess."""
     if isinstance(value, str) and (m := _DURATION.match(value.strip())):
-        return float(m[1]) * _SECONDS[m[2]]
+        return float(Decimal(m[1]) * Decimal(_SECONDS[m[2]]))  # 700ms is 0.7, not 0.7000000000000001
     raise ValueError(f"{value!r} is not a duration; write for example 500ms, 2s, 15min")
 
 

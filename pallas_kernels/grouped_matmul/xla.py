@@ -21,9 +21,7 @@ def grouped_matmul_xla(
 
     def product(rows: Array, expert: Array) -> Array:
         w_expert = lax.dynamic_index_in_dim(w, expert, keepdims=False)
-        return lax.dot_general(
-            rows, w_expert, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        )
+        return lax.dot_general(rows, w_expert, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
     return multiply_blocks(x_sorted, group_sizes, product, gate, x_sorted.dtype)
 

@@ -77,7 +77,9 @@ def mla_attention_mosaic(
         found = choose_decode_tiles(num_rows, num_blocks, page_table.shape[1] * pages.shape[1], width)
         tiles = DecodeTiles(found.splits, min(found.steps, _most_steps(width)))
     if tiles.steps > _most_steps(width):
-        raise ValueError(f"{tiles}: at most {_most_steps(width)} steps of {width} channels fit into shared memory")
+        raise ValueError(
+            f"{tiles}: at most {_most_steps(width)} steps of {width} channels fit into shared memory"
+        )
     return _decode(
         q, pages, page_table.astype(jnp.int32), kv_len.astype(jnp.int32), num_latent, scale, tiles, interpret
     )
@@ -100,9 +102,7 @@ def _decode(
 ) -> Array:
     num_rows, num_heads, width = q.shape
     num_head_blocks, values = -(-num_heads // QUERY_ROWS), min(num_latent, MAX_VALUES)
-    padded = jnp.pad(
-        q.astype(pages.dtype), ((0, 0), (0, num_head_blocks * QUERY_ROWS - num_heads), (0, 0))
-    )
+    padded = jnp.pad(q.astype(pages.dtype), ((0, 0), (0, num_head_blocks * QUERY_ROWS - num_heads), (0, 0)))
 
     def body(
         q_ref,  # [B, blocks * 64, CR]
@@ -161,12 +161,19 @@ def _decode(
     )
     out, row_max, row_sum = call(padded, pages, page_table, kv_len)
     # One kv head: [splits, B, 1, H, ...]
-    parts = out[:, :, None, :num_heads], *(a[:, 0, :, None, :num_heads] for a in (row_max, row_sum))
-    return combine_splits(*parts, None)[:, 0].astype(q.dtype)
+    row_max, row_sum = (a[:, 0, :, None, :num_heads] for a in (row_max, row_sum))
+    return combine_splits(out[:, :, None, :num_heads], row_max, row_sum, None)[:, 0].astype(q.dtype)
 
 
 def _attend(
-    pages_ref, table_ref, q_s, keys: KeyRange, columns, scale: float, steps: int, interpret: InterpretParams | None
+    pages_ref,
+    table_ref,
+    q_s,
+    keys: KeyRange,
+    columns,
+    scale: float,
+    steps: int,
+    interpret: InterpretParams | None,
 ):
     """Unnormalised (sum of p * v [64, values], maximum [64], sum of p [64]); scores are in base 2."""
     dtype, values = q_s.dtype, columns.size

@@ -49,7 +49,7 @@ def target(op: str) -> str:
     return f"moe_ladder_{op}_{loaded.digest}"
 
 
-def unfit_for_native(*operands: jax.Array) -> dict[str, str]:
+def unfit_for_native(*operands: jax.Array | jax.ShapeDtypeStruct) -> dict[str, str]:
     """{"native": why these operands are not for the kernels}, empty where they are."""
     others = sorted({str(a.dtype) for a in operands if a.dtype != jnp.bfloat16})
     return {"native": f"takes bfloat16, got {', '.join(others)}"} if others else {}

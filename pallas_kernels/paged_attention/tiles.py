@@ -25,7 +25,9 @@ LOW_SCORE = -1e30  # finite, so that (-inf) - (-inf) never appears
 LOG2_E = math.log2(math.e)  # the softmax is taken in base 2
 HEAD_DIMS = (64, 128, 256)
 MAX_SHARED_BYTES = 227 * 1024  # of one block on Hopper
-ZEROED_CHANNELS = 64  # of values that pass through registers at a time: all 256 at once, beside the sums, would spill
+ZEROED_CHANNELS = (
+    64  # of values that pass through registers at a time: all 256 at once, beside the sums, would spill
+)
 BARRIER_BYTES = 1024  # room for barriers and alignment
 
 

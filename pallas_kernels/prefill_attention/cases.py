@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.aot_cases import AotCase
-from pallas_kernels.paged_attention.cases import Case as DecodeCase
 from pallas_kernels.paged_attention.cases import MODEL_SHAPES, ModelShape, poisoned_pages
+from pallas_kernels.paged_attention.cases import Case as DecodeCase
 from pallas_kernels.prefill_attention.kernel import prefill_attention_mosaic
 
 

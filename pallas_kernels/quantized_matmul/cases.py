@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,14 +44,19 @@ class Case:
 
 CASES: tuple[Case, ...] = (
     *(Case(f"{kind}, one row", (0, 1, 0), kind) for kind in KINDS),
-    *(Case(f"{kind}, empty experts and padding", (3, 0, 9, 1), kind, num_padding=5, gate="silu") for kind in KINDS),
+    *(
+        Case(f"{kind}, empty experts and padding", (3, 0, 9, 1), kind, num_padding=5, gate="silu")
+        for kind in KINDS
+    ),
     *(Case(f"{kind}, one hot expert", (0, 0, 37, 0), kind) for kind in KINDS),
     *(Case(f"{kind}, only padding", (0, 0), kind, num_padding=3) for kind in KINDS),
     *(Case(f"{kind}, one-row groups", (1,) * 4, kind, QuantizedTile(8, 64, 3)) for kind in KINDS),
     Case("blocks, around a tile, rows first", (63, 65), tile=NORMAL, num_padding=2),
     Case("blocks, gated, rows first", (5, 0, 2), tile=NORMAL, gate="silu"),
     Case("blocks, whole blocks of outputs", (5, 2), tile=QuantizedTile(16, 128, 2), outputs=256),
-    Case("int8, whole blocks of outputs", (5, 2), "int8", QuantizedTile(128, 128, 2), outputs=256, gate="silu"),
+    Case(
+        "int8, whole blocks of outputs", (5, 2), "int8", QuantizedTile(32, 128, 2), outputs=256, gate="silu"
+    ),
     Case("int8, one step deep", (5, 2), "int8", k=128),
 )
 
@@ -88,7 +94,8 @@ def aot_case(product: Product, kind: str, tile: QuantizedTile | None = None, suf
     w = QuantizedWeights(_abstract((e, o, k), dtype), _abstract(scales, jnp.float32))
     where = (_abstract((1,), jnp.int32), _abstract((num_tiles,), jnp.int32))
     name = product.name.replace("grouped_matmul/", f"quantized_matmul/{kind}/") + suffix
-    return AotCase(name, functools.partial(run, tile=tile, gate=product.gate), (x, w, *where))
+    args: Any = (x, w, *where)  # trees, which the tool takes as well
+    return AotCase(name, functools.partial(run, tile=tile, gate=product.gate), args)
 
 
 def _abstract(shape: tuple[int, ...], dtype) -> jax.ShapeDtypeStruct:

@@ -1,8 +1,8 @@
 """Tokens to their experts in one byte a channel: quantised once a token, gathered as bytes.
 
-A token goes to k experts: gathering bytes moves half of what bfloat16 rows would, and each token is quantised once and not k
-times. XLA makes two kernels of it, since the scale of a block needs the block's maximum first. The way back, `combine` of the
-expert layer, is one gather with its weighted sum in one kernel, and stays in bfloat16: its sum is what rounding would hurt.
+A token goes to k experts: gathering bytes moves half of what bfloat16 rows would, and each token is quantised once and
+not k times. For an H200 XLA makes five kernels of it: the largest of each block, the scales, the bytes, and a gather of either.
+The way back, `combine` of the expert layer, is one kernel, and stays in bfloat16: its sum is what rounding would hurt.
 """
 
 from jaxtyping import Array, Float, Int

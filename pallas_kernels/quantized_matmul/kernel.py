@@ -113,7 +113,9 @@ def output_scaled_matmul_tiles(
     (num_rows, k), outputs, parts = _sizes(x, w, gate)
     tile.check(outputs, row_bytes=2, is_gated=gate is not None)
     if not tile.swap:
-        raise ValueError(f"{tile}: weights that pass through registers are the left operand, swap has to be True")
+        raise ValueError(
+            f"{tile}: weights that pass through registers are the left operand, swap has to be True"
+        )
     shape = (tile.outputs, tile.rows)
     wide_type = plgpu.SMEM((tile.outputs, DEPTH), jnp.bfloat16)  # in the interpreter only
 

@@ -12,7 +12,13 @@ from pallas_kernels.grouped_matmul.tiles import map_tiles
 from pallas_kernels.interpret import InterpretParams
 from pallas_kernels.quantized_matmul.dispatch import gather_rows
 from pallas_kernels.quantized_matmul.kernel import block_scaled_matmul_tiles, output_scaled_matmul_tiles
-from pallas_kernels.quantized_matmul.quantise import BLOCK, LARGEST, QuantizedRows, QuantizedWeights, quantise_rows
+from pallas_kernels.quantized_matmul.quantise import (
+    BLOCK,
+    LARGEST,
+    QuantizedRows,
+    QuantizedWeights,
+    quantise_rows,
+)
 from pallas_kernels.quantized_matmul.reference import quantized_matmul_reference
 from pallas_kernels.quantized_matmul.tiles import QuantizedTile, choose_quantized_tile
 from pallas_kernels.quantized_matmul.xla import quantized_matmul_xla
@@ -104,7 +110,9 @@ def _check(x: QuantizedRows | Array, w: QuantizedWeights, group_sizes: Array, ga
             f"x_sorted has shape {rows.shape}, w {values.shape}: expected [N, K] and [E, O, K] with one K"
         )
     if values.dtype not in LARGEST or (w.has_blocks and values.dtype == jnp.int8):
-        raise ValueError(f"w is {values.dtype} with scales {scales.shape}: expected e4m3, or int8 without blocks")
+        raise ValueError(
+            f"w is {values.dtype} with scales {scales.shape}: expected e4m3, or int8 without blocks"
+        )
     num_experts, outputs, k = values.shape
     expected = (num_experts, outputs // BLOCK, k // BLOCK) if w.has_blocks else (num_experts, outputs)
     if scales.shape != expected:

@@ -43,14 +43,23 @@ class QuantizedTile:
 
 
 def choose_quantized_tile(
-    num_rows: int, num_experts: int, k: int, outputs: int, kind: str, *, is_gated: bool, tables: TileTables | None = None
+    num_rows: int,
+    num_experts: int,
+    k: int,
+    outputs: int,
+    kind: str,
+    *,
+    is_gated: bool,
+    tables: TileTables | None = None,
 ) -> QuantizedTile:
     """The device's table where it has this product, else a suggestion. kind: "blocks" or "outputs"."""
     rounded = 1 << max(0, num_rows - 1).bit_length()
     key = f"{kind},rows={rounded},experts={num_experts},k={k},outputs={outputs},gated={int(is_gated)}"
     found = (tables or TileTables.of_package()).look_up("quantized_matmul", key)
-    return QuantizedTile(**found) if found is not None else suggest_quantized_tile(
-        num_rows, num_experts, kind, is_gated=is_gated
+    return (
+        QuantizedTile(**found)
+        if found is not None
+        else suggest_quantized_tile(num_rows, num_experts, kind, is_gated=is_gated)
     )
 
 
@@ -59,5 +68,5 @@ def suggest_quantized_tile(num_rows: int, num_experts: int, kind: str, *, is_gat
     mean_group = num_rows / num_experts
     if mean_group > 32 and kind == "blocks":
         return QuantizedTile(WGMMA_ROWS, 64 if is_gated else 128, swap=False)
-    most = 64 if kind == "blocks" else 128
+    most = 64 if kind == "blocks" or is_gated else 128  # two sums of 128 rows would leave few registers
     return QuantizedTile(next((size for size in (8, 16, 32, 64) if mean_group <= size / 2), most), 64)

@@ -75,13 +75,13 @@ def _route(
 ) -> RouterChoice:
     num_tokens, num_experts = logits.shape
     width = slice_width(num_experts, spec)
-    assert width is not None  # noqa: S101 (checked by the caller)
+    assert width is not None
     num_blocks = -(-num_tokens // TOKENS)
     num_slices = num_experts // width
     rows_type = jax.ShapeDtypeStruct((spec.top_k, num_blocks * TOKENS), jnp.float32)
 
     def body(
-        logits_ref,  # [T, E], rows past the end are read as zeros
+        logits_ref,  # [T, E], T a multiple of 8, rows past the end are read as zeros
         is_real_ref,  # [blocks * 64] int32
         bias_ref,  # [E]
         weights_ref,  # [k, blocks * 64]
@@ -138,10 +138,9 @@ def _route(
     )
     padded = jnp.pad(is_real.astype(jnp.int32), (0, num_blocks * TOKENS - num_tokens))
     no_bias = jnp.zeros(num_experts) if bias is None else bias.astype(jnp.float32)
+    logits = jnp.pad(logits, ((0, -num_tokens % 8), (0, 0)))  # rows of a copy come in eights, or the compiler refuses
     weights, ids, counts = call(logits, padded, no_bias)
-    return RouterChoice(
-        weights.T[:num_tokens], ids.T[:num_tokens], jnp.sum(counts, axis=0, dtype=jnp.int32)
-    )
+    return RouterChoice(weights.T[:num_tokens], ids.T[:num_tokens], jnp.sum(counts, axis=0, dtype=jnp.int32))
 
 
 def _load(ref):

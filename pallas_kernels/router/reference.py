@@ -21,7 +21,9 @@ def router_reference(
     choice = scores if bias is None else scores + bias.astype(jnp.float32)[None, :]
     if spec.is_grouped:
         by_group = choice.reshape(num_tokens, spec.num_groups, -1)
-        group_score = jnp.sum(jnp.sort(by_group, axis=2, descending=True)[:, :, : spec.num_group_best], axis=2)
+        group_score = jnp.sum(
+            jnp.sort(by_group, axis=2, descending=True)[:, :, : spec.num_group_best], axis=2
+        )
         order = jnp.argsort(group_score, axis=1, stable=True, descending=True)
         rank = jnp.argsort(order, axis=1)  # of each group, 0 for the best
         is_kept = jnp.repeat(rank < spec.num_kept_groups, num_experts // spec.num_groups, axis=1)

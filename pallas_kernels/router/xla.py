@@ -15,7 +15,7 @@ def router_xla(
     spec: RouterSpec,
 ) -> RouterChoice:
     """The op. `lax.top_k` prefers the lower index in a tie, for groups and experts alike."""
-    num_tokens, num_experts = logits.shape
+    num_experts = logits.shape[1]
     scores = score(logits, spec)
     choice = scores if bias is None else scores + bias.astype(jnp.float32)[None, :]
     if spec.is_grouped:

@@ -108,10 +108,8 @@ def replay_shift(
 ) -> dict[str, Any]:
     """Imbalance before the change, by steps after it, and with the placement of before; mean over seeds and layers."""
     shape = SlotShape(SYNTHETIC_EXPERTS, num_devices, slots_per_device)
-    config = RebalanceConfig(
-        moves_per_step=moves_per_step,
-        plan=PlanConfig(balance_weight=balance_weight, max_moves=4 * moves_per_step),
-    )
+    plan = PlanConfig(balance_weight=balance_weight, max_moves=8 * moves_per_step)
+    config = RebalanceConfig(moves_per_step=moves_per_step, plan=plan)
     curves, stale, worst, moves, decide_s = [], [], [], [], []
     for seed in range(num_seeds):
         rng = np.random.default_rng(1000 + seed)

@@ -4,11 +4,13 @@ time. Counts only: no model runs, and nothing here is a speed of serving."""
 import argparse
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from runtime.bench.expert_affinity import nodes_of_tokens
+from runtime.bench.expert_bound import critical_path_gain
 from runtime.bench.expert_loads import (
     SYNTHETIC_EXPERTS,
     SYNTHETIC_STEP_TOKENS,
@@ -46,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the engine's limit, after a shift (default %(default)s)",
     )
     parser.add_argument("--repeats", type=int, default=50, help="of a timed plan (default %(default)s)")
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help="npz of a real engine: rows_without, rows_with [steps, ..., devices] of the same work, for critical_path_gain",
+    )
     parser.add_argument(
         "--row-us", type=float, default=1.0, help="cost of a row, for the skew model (default %(default)s us)"
     )
@@ -88,6 +96,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         },
         **_figures(recorded, held, synthetic, shifts, plan),
         "together_on_nodes": None if args.routing is None else nodes_of_tokens(args.routing),
+        "critical_path_gain": None if args.rows is None else gain_of_rows(args.rows, args.row_us * 1e-6),
         "skew_model": skew_model(args.row_us * 1e-6),
         "plan": plan,
         "recorded": recorded,
@@ -97,6 +106,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
     _print(result)
     return result
+
+
+def gain_of_rows(path: Path, row_s: float) -> dict[str, Any]:
+    """`critical_path_gain` of rows that an engine counted."""
+    with np.load(path, allow_pickle=False) as file:
+        missing = {"rows_without", "rows_with"} - set(file.files)
+        if missing:
+            raise ValueError(f"--rows {path.name} lacks {', '.join(sorted(missing))}")
+        return critical_path_gain(file["rows_without"], file["rows_with"], row_s)
 
 
 def time_plans(repeats: int) -> dict[str, Any]:

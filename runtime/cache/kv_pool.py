@@ -72,9 +72,10 @@ def write_pages(
 ) -> Float[Array, "N 2 K S Dh"]:
     """Fills whole pages: tokens [m * S, (m + 1) * S) go to page page_ids[m], T = M * S."""
     num_slots, page_size = page_ids.shape[0], pages.shape[3]
-    kv = jnp.stack([k, v], axis=1).astype(pages.dtype)  # [T, 2, K, Dh]
-    kv = kv.reshape(num_slots, page_size, *kv.shape[1:])
-    return pages.at[page_ids].set(kv.transpose(0, 2, 3, 1, 4))
+    with jax.named_scope("kv_write"):
+        kv = jnp.stack([k, v], axis=1).astype(pages.dtype)  # [T, 2, K, Dh]
+        kv = kv.reshape(num_slots, page_size, *kv.shape[1:])
+        return pages.at[page_ids].set(kv.transpose(0, 2, 3, 1, 4))
 
 
 def write_tokens(
@@ -85,4 +86,5 @@ def write_tokens(
     offsets: Int[Array, " B"],
 ) -> Float[Array, "N 2 K S Dh"]:
     """Writes one token a row: row b at place offsets[b] of page page_ids[b]."""
-    return pages.at[page_ids, :, :, offsets].set(jnp.stack([k, v], axis=1).astype(pages.dtype))
+    with jax.named_scope("kv_write"):
+        return pages.at[page_ids, :, :, offsets].set(jnp.stack([k, v], axis=1).astype(pages.dtype))

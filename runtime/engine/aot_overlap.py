@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from runtime.xla_flags import check_overlap_flags, set_xla_flags
 
@@ -77,11 +78,22 @@ def is_product(op: str, line: str, kernels: set[str]) -> bool:
 def compile_rung(layers: int, phase: str, is_in_halves: bool) -> str:
     """The compiled program of a Qwen3-30B-A3B rung on eight GPUs, as text."""
     import jax  # noqa: PLC0415 - flags first
-    import jax.numpy as jnp  # noqa: PLC0415
-    from jax.sharding import Mesh  # noqa: PLC0415
 
     from pallas_kernels.aot_target import compile_for, h200_mesh  # noqa: PLC0415
     from pallas_kernels.backend import choosing_for_hopper  # noqa: PLC0415
+
+    jax.config.update("jax_platforms", "cpu")  # no search for a GPU
+    mesh = h200_mesh(NUM_GPUS)
+    with choosing_for_hopper():
+        compiled = compile_for(mesh, *mesh_rung(mesh, layers, phase, is_in_halves))
+    return compiled.as_text() or ""
+
+
+def mesh_rung(devices: Any, layers: int, phase: str, is_in_halves: bool) -> tuple[Any, tuple[Any, ...]]:
+    """(step, abstract arguments) of a Qwen3-30B-A3B rung whose experts lie on the eight GPUs of a mesh."""
+    import jax.numpy as jnp  # noqa: PLC0415 - flags first
+    from jax.sharding import Mesh  # noqa: PLC0415
+
     from runtime.config import ParallelConfig  # noqa: PLC0415
     from runtime.engine.device_arrays import DeviceArrays, start_placement  # noqa: PLC0415
     from runtime.experts.exchange_kind import ExchangeKind  # noqa: PLC0415
@@ -93,11 +105,10 @@ def compile_rung(layers: int, phase: str, is_in_halves: bool) -> str:
     from runtime.model.architecture import from_hf_config  # noqa: PLC0415
     from runtime.schedule.plan import Phase  # noqa: PLC0415
 
-    jax.config.update("jax_platforms", "cpu")  # no search for a GPU
     arch = from_hf_config(QWEN3_30B_A3B | {"num_hidden_layers": layers})
     # Room for all that can come in one round: a further round is a loop, and a GPU's host must look before each turn.
     parallel = ParallelConfig(expert_parallel_size=NUM_GPUS, capacity_factor=64.0, micro_batch_overlap="on")
-    grid = h200_mesh(NUM_GPUS).devices.reshape(NUM_GPUS, 1)
+    grid = devices.devices.reshape(NUM_GPUS, 1)
     mesh = DeviceMesh(Mesh(grid, (EXPERT_AXIS, TENSOR_AXIS)), arch)
     size = PREFILL_TOKENS if phase == "prefill" else DECODE_ROWS
     shape = StepShape(DECODE_ROWS // NUM_GPUS, PAGE_SIZE, PAGES_PER_ROW, PREFILL_TOKENS // NUM_GPUS)
@@ -106,9 +117,7 @@ def compile_rung(layers: int, phase: str, is_in_halves: bool) -> str:
     rows = 64 if phase == "prefill" else DECODE_ROWS
     bucket = Bucket(Phase(phase), size, rows, ExchangeKind.ALL_TO_ALL, 2 if is_in_halves else 1)
     state = (a.params, a.pool, a.hidden) if phase == "prefill" else (a.params, a.pool, a.rows, a.sampling)
-    with choosing_for_hopper():
-        compiled = compile_for(mesh.mesh, steps.rung(bucket), (*state, steps.abstract_packed(bucket)))
-    return compiled.as_text() or ""
+    return steps.rung(bucket), (*state, steps.abstract_packed(bucket))
 
 
 def main() -> int:
@@ -126,7 +135,12 @@ def main() -> int:
     if args.hlo:
         args.hlo.write_text(hlo, encoding="utf-8")
     found = read_coverage(hlo)
-    report = asdict(found) | {"share": found.share, "layers": args.layers, "phase": args.phase, "halves": not args.whole}
+    report = asdict(found) | {
+        "share": found.share,
+        "layers": args.layers,
+        "phase": args.phase,
+        "halves": not args.whole,
+    }
     print(json.dumps(report), f"{time.perf_counter() - started:.0f} s")
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -24,6 +24,7 @@ from runtime.ladder.compiler import MOVE_EXPERT, StepCompiler, sampler_name
 from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.shard_packing import columns_of, pack_shards, rung_size, split_plan
 from runtime.ladder.step import SCORE_CHUNK, RowState, StepOutput, StepShape
+from runtime.ladder.step_profile import profile_scopes
 from runtime.mesh import DeviceMesh
 from runtime.model.architecture import Architecture
 from runtime.model.params import Params, with_copies
@@ -102,6 +103,8 @@ class Engine:
         self._forms: dict[Bucket, Bucket] = {}  # rungs that run as two micro-batches
         self.overlap: dict[str, OverlapChoice] = {}  # by rung
         self.forces_halves = False
+        self._has_launched = False
+        self.scope_shares: dict[str, Mapping[str, float]] = {}  # by rung, of those that were profiled
 
     @property
     def num_shards(self) -> int:
@@ -170,6 +173,9 @@ class Engine:
     def adopt(self, bucket: Bucket) -> None:
         """Warm up a compiled rung, of this ladder or of the next one."""
         self.warm_up(bucket)
+        if not self._has_launched:  # before traffic only: nobody waits for the profile then
+            program = self.compiler.program(bucket.name)
+            self.scope_shares[bucket.name] = profile_scopes(lambda: self.warm_up(bucket), program)
         if (halves := self.compiler.in_halves(bucket)) is not None:
             self._choose_form(bucket, halves)
         self._warm.add(bucket)
@@ -211,6 +217,7 @@ class Engine:
 
     def launch(self, plan: StepPlan, masks: Mapping[int, np.ndarray]) -> InFlightStep:
         """Start a step. `masks` holds the grammar bit mask of each row in the plan that has one."""
+        self._has_launched = True
         parts = self._parts(plan)
         bucket = self.ladder.pick(plan.phase, *rung_size(parts, self.shape.page_size), self._is_usable)
         for chunk in plan.chunks:

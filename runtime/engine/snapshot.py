@@ -101,6 +101,7 @@ def _rungs(stats: EngineStats, engine: Engine) -> tuple[RungSnapshot, ...]:
                 computed_tokens=counters.computed_tokens,
                 step_s=counters.median_step_s,
                 error=step.error,
+                scope_shares=engine.scope_shares.get(bucket.name, {}),
                 busy_s=counters.busy_s,
             )
         )

@@ -14,6 +14,7 @@ import numpy as np
 
 from runtime.engine.change import LadderChange
 from runtime.engine.expert_status import ExpertStatus
+from runtime.ladder.scopes import ROUTING_SCOPES
 from runtime.schedule.policy import SchedulePolicy
 
 TTFT_BOUNDS_S = (
@@ -127,6 +128,13 @@ class RungSnapshot:
     computed_tokens: int
     step_s: float  # median of the last launches: seconds of one step
     error: str = ""
+    scope_shares: Mapping[str, float] = field(default_factory=dict)  # of a step's time, where it was profiled
+
+    @property
+    def routing_share(self) -> float:
+        """Router, dispatch and combine in a step's time."""
+        return sum(self.scope_shares.get(scope, 0.0) for scope in ROUTING_SCOPES)
+
     busy_s: float = 0.0  # seconds that its launches were on the device
 
 

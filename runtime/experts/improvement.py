@@ -9,7 +9,7 @@ A change is made only if it takes `min_saving` off the heaviest device for every
 one where the saving less the price of the moves is largest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from runtime.experts.balancer import checked_loads, lightest_devices
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.shares import slot_shares
 
+STUCK_ROUNDS = 8  # more than asked for, for layers in which several devices are equally heavy
 MAX_SPARES = 12  # spare slots that a round looks at: those on the devices with the least other load
 
 
@@ -44,6 +45,18 @@ class _Rows:
     @property
     def index(self) -> np.ndarray:
         return np.arange(len(self.held))
+
+    def take(self, layers: np.ndarray) -> "_Rows":
+        return replace(
+            self,
+            held=self.held[layers],
+            on_slot=self.on_slot[layers],
+            copies=self.copies[layers],
+            loads=self.loads[layers],
+        )
+
+    def put(self, layers: np.ndarray, part: "_Rows") -> None:
+        self.held[layers], self.on_slot[layers], self.copies[layers] = part.held, part.on_slot, part.copies
 
     def by_device(self) -> np.ndarray:
         return self.on_slot.reshape(len(self.held), -1, self.slots_per_device).sum(axis=2)
@@ -78,12 +91,19 @@ def improve(
         placement.num_slots // num_nodes,
     )
     tops, moves, tables = [rows.by_device().max(axis=1)], [np.zeros(num_layers, np.int64)], [rows.held.copy()]
-    active = np.ones(num_layers, bool)
-    for _ in range(max_rounds if placement.num_devices > 1 else 0):
-        made = _round(rows, min_saving, active, is_levelled=balance_weight > 0)
-        if not made.any():
+    active = np.arange(num_layers if placement.num_devices > 1 else 0)
+    for turn in range(max_rounds + STUCK_ROUNDS if max_rounds else 0):
+        if turn >= max_rounds:  # devices that were as heavy as the heaviest may still hide what was done
+            active = active[tops[-1][active] >= tops[0][active] * (1 - 1e-9)]
+        if not len(active):
             break
-        active = made > 0
+        part = rows.take(active)
+        made = np.zeros(num_layers, np.int64)
+        made[active] = _round(part, min_saving[active], is_levelled=balance_weight > 0)
+        if balance_weight > 0:
+            part.on_slot = _levelled(part, placement.num_devices)
+        rows.put(active, part)
+        active = active[made[active] > 0]
         tops.append(rows.by_device().max(axis=1))
         moves.append(moves[-1] + made)
         tables.append(rows.held.copy())
@@ -97,15 +117,21 @@ def improve(
     return Improvement(after, saved[best, layer], np.array(moves)[best, layer])
 
 
-def _round(rows: _Rows, min_saving: np.ndarray, active: np.ndarray, is_levelled: bool) -> np.ndarray:
-    """Makes at most one change in each active layer; returns the moves of each [L], 0 for none."""
+def _levelled(rows: _Rows, num_devices: int) -> np.ndarray:
+    """Loads of slots [b, S] when copies share anew: a further copy relieves all devices that hold its expert."""
+    placement = ExpertPlacement(rows.held, num_devices, rows.loads.shape[1])
+    return np.take_along_axis(rows.loads, rows.held, axis=1) * slot_shares(placement, rows.loads, 0.5)
+
+
+def _round(rows: _Rows, min_saving: np.ndarray, is_levelled: bool) -> np.ndarray:
+    """Makes at most one change in each layer; returns the moves of each [b], 0 for none."""
     by_device = rows.by_device()
     top_device = by_device.argmax(axis=1)
     copy_net, copy_change = _best_copy(rows, by_device, top_device, min_saving, is_levelled)
     swap_net, swap_change, swap_moves = _best_exchange(rows, by_device, top_device, min_saving)
-    made = np.zeros(len(active), np.int64)
-    is_copy = active & (copy_net >= swap_net) & (copy_net > 0)
-    is_swap = active & (swap_net > copy_net) & (swap_net > 0)
+    made = np.zeros(len(copy_net), np.int64)
+    is_copy = (copy_net >= swap_net) & (copy_net > 0)
+    is_swap = (swap_net > copy_net) & (swap_net > 0)
     at = np.flatnonzero(is_copy)
     if len(at):
         source, spare, amount = (part[at] for part in copy_change)

@@ -13,6 +13,7 @@ from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.dispatch import combine, permute, plan_dispatch
 from runtime.experts.exchange import Exchange, exchange_tokens
 from runtime.experts.router import Routing, route
+from runtime.experts.routing_table import look_up
 from runtime.experts.weights import MoEParams
 
 
@@ -38,29 +39,34 @@ def moe_layer(
     routing: RouterSpec,
     activation: str,
     exchange: Exchange | None = None,
+    tokens: Int[Array, " T"] | None = None,
 ) -> tuple[Float[Array, "T D"], ExpertLoad]:
     """x in float32 to (result in float32, load). Padding tokens reach no expert and get zeros.
 
     exchange: where the experts are shared by several devices; then this runs inside `shard_map`.
+    tokens: their ids, which only a routing table asks for.
     """
     num_experts = params.router.shape[0]
     routed = route(params.router, x, is_real, routing, bias=params.router_bias)
+    if params.routing_table is not None and tokens is not None:
+        with jax.named_scope("router"):
+            routed = look_up(params.routing_table, tokens, is_real, routed, num_experts)
     experts = partial(_experts, params, activation)
     if exchange is not None:
         slots_here, sent = params.w_gate_up.shape[0], x.astype(params.w_gate_up.dtype)
         num_slots = slots_here * exchange.num_devices
         slots = choose_slots(params.copies, routed, is_real, exchange, num_slots)
-        tokens = _count(routed, is_real, num_experts) if routed.counts is None else routed.counts
+        counts = _count(routed, is_real, num_experts) if routed.counts is None else routed.counts
         out, num_rows = exchange_tokens(exchange, sent, routed, slots, is_real, experts, slots_here)
-        return out, ExpertLoad(tokens, num_rows[None])
+        return out, ExpertLoad(counts, num_rows[None])
     with jax.named_scope("dispatch"):
         dispatch = plan_dispatch(routed.expert_ids, is_real, num_experts)
         x_sorted = permute(dispatch, x.astype(params.w_gate_up.dtype), routing.top_k)
     with jax.named_scope("experts"):
         y = experts(x_sorted, dispatch.group_sizes)
     with jax.named_scope("combine"):
-        tokens = dispatch.group_sizes if routed.counts is None else routed.counts
-        return combine(dispatch, routed, y), ExpertLoad(tokens, jnp.sum(tokens, keepdims=True))
+        counts = dispatch.group_sizes if routed.counts is None else routed.counts
+        return combine(dispatch, routed, y), ExpertLoad(counts, jnp.sum(counts, keepdims=True))
 
 
 def choose_slots(

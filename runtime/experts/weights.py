@@ -15,6 +15,7 @@ class MoEParams:
     copies: int32 [E, R] or None. The n-th row of a step that wants expert e goes to slot copies[e, n % R]: a copy that
     shall take 3 of 8 rows stands in three eighths of the places.
     router_bias [E] float32, or None where nothing corrects the choice of experts.
+    routing_table: None, or the RoutingTable that comes before the router; never part of a checkpoint.
     """
 
     router: Any
@@ -22,3 +23,4 @@ class MoEParams:
     w_down: Any
     router_bias: Any = None
     copies: Any = None
+    routing_table: Any = None

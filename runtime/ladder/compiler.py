@@ -165,6 +165,10 @@ class StepCompiler:
         with self._lock:
             return next((f"{s.name}: {s.error}" for s in self._steps.values() if s.error), "")
 
+    def program(self, name: str) -> str:
+        """The compiled text of a step, for reading; empty where it is not there or cannot be shown."""
+        return getattr(self.step(name).call, "as_text", str)() or ""
+
     def call(self, name: str, *args: Any) -> Any:
         """Run a compiled step. Raises CompileFailed when it is not there: never compiles."""
         step = self.step(name)

@@ -17,9 +17,10 @@ ACTIVATIONS = {
 
 def rms_norm(x: Float[Array, "*B D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
     """x over its root mean square, times `weight`; in float32, because bf16 has eight bits for the mean square."""
-    x = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    return x * scale * weight.reshape((1,) * (x.ndim - 1) + weight.shape)
+    with jax.named_scope("rms_norm"):
+        x = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+        return x * scale * weight.reshape((1,) * (x.ndim - 1) + weight.shape)
 
 
 def rope_tables(
@@ -35,8 +36,9 @@ def rotate(
     x: Float[Array, "T H Dh"], cos: Float[Array, "T 1 C"], sin: Float[Array, "T 1 C"]
 ) -> Float[Array, "T H Dh"]:
     """Turns the pair (channel c, channel c + Dh / 2) of each head by its angle."""
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    with jax.named_scope("rope"):
+        first, second = jnp.split(x, 2, axis=-1)
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def dense_ffn(params: DenseParams, x: Float[Array, "T D"], activation: str) -> Float[Array, "T D"]:

@@ -125,7 +125,7 @@ def _forward(
                 q, k, v = project_qkv(arch, weights.attention, normed, *ropes[i])
                 attended, written = lane.attend(layer, written, q, k, v)
                 x = x + project_out(weights.attention, attended, sharding)
-            mixed, load = _ffn(arch, weights, x, lane.is_real, sharding)
+            mixed, load = _ffn(arch, weights, x, lane.tokens, lane.is_real, sharding)
             hidden[i] = x + mixed
             in_lanes.append(load)
         new_pages.append(written)
@@ -138,6 +138,7 @@ def _ffn(
     arch: Architecture,
     weights: LayerParams,
     x: Float[Array, "T D"],
+    tokens: Int[Array, " T"],
     is_real: Bool[Array, " T"],
     sharding: LayerSharding,
 ) -> tuple[Float[Array, "T D"], ExpertLoad]:
@@ -150,6 +151,7 @@ def _ffn(
             routing=arch.routing,
             activation=arch.activation,
             exchange=sharding.exchange,
+            tokens=tokens,
         )
         return sharding.add_up(mixed), load
     with jax.named_scope("dense_ffn"):

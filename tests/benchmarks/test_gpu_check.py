@@ -26,6 +26,8 @@ def test_a_dry_run_runs_every_part(tmp_path: Path, capsys: pytest.CaptureFixture
         "grouped_matmul", "expert_mlp", "paged_attention", "prefill_attention",
     }  # fmt: skip
     assert all(line["is_right"] and not line["has_races"] for line in numerics)
+    lines = [line for name, part in result["parts"].items() if name != "torch" for line in part]
+    assert [line for line in lines if "skipped" in line] == []
     items = {line["item"]: line for part in result["parts"].values() for line in part}
     assert items["warm start"]["rungs_from_cache"] == items["warm start"]["rungs"] == 3
     assert items["cold start"]["rungs_from_cache"] == 0

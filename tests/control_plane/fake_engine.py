@@ -25,7 +25,8 @@ from tests.control_plane.fake_config import FakeConfiguration
 
 EOS_ID = 256
 VOCAB_SIZE = 257
-_RUNG = RungSnapshot("decode-8", "decode", 8, "ready", 0.5, False, 0, 3, 20, 24, 0.01)
+_SHARES = {"attention": 0.5, "router": 0.125, "dispatch": 0.0625, "experts": 0.25, "other": 0.0625}
+_RUNG = RungSnapshot("decode-8", "decode", 8, "ready", 0.5, False, 0, 3, 20, 24, 0.01, scope_shares=_SHARES)
 
 
 class ByteTokenizer:

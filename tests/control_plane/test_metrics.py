@@ -30,6 +30,8 @@ NAMES = [
     "moe_rung_compile_seconds",
     "moe_rung_step_seconds",
     "moe_padding_share",
+    "moe_step_scope_share",
+    "moe_routing_share",
     "moe_expert_tokens_total",
     "moe_expert_imbalance",
     "moe_batch_size",
@@ -58,6 +60,8 @@ async def test_names_and_values(client: httpx.AsyncClient) -> None:
     assert abs(value("moe_padding_share", phase="decode") - 4 / 24) < 1e-9
     assert value("moe_expert_tokens_total", layer="0", expert="0") == 3
     assert value("moe_expert_imbalance", layer="0") == 1.5
+    assert value("moe_step_scope_share", rung="decode-8", scope="experts") == 0.25
+    assert value("moe_routing_share", rung="decode-8", phase="decode") == 0.1875
     assert value("moe_rung_state", rung="decode-8", state="ready") == 1
     assert value("http_requests_total", handler="/v1/completions", status="200") == 1
     assert value("http_requests_total", handler="other", status="404") == 1

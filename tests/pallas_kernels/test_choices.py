@@ -35,7 +35,9 @@ def test_older_gpus_run_xla_with_the_reason(capability: str, monkeypatch: pytest
     for found in list_choices():
         assert found.choice.name == "xla", found
         if found.op != "linear":
-            assert f"not mosaic: needs compute capability 9.x, this GPU has {capability}" in found.choice.reason
+            assert (
+                f"not mosaic: needs compute capability 9.x, this GPU has {capability}" in found.choice.reason
+            )
 
 
 def test_it_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from runtime.config_values import duration_text, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("500ms", 0.5), ("2s", 2.0), ("15min", 900.0), ("1.5h", 5400.0)]
+    ("text", "seconds"), [("500ms", 0.5), ("2s", 2.0), ("15min", 900.0), ("1.5h", 5400.0), ("700ms", 0.7)]
 )
 def test_durations(text, seconds):
     assert parse_duration(text) == seconds

@@ -31,7 +31,9 @@ def clean_interpreter() -> Iterator[None]:
     reset_interpreter()
 
 
-def interpreted(case: Case, x: jax.Array | QuantizedRows, w: QuantizedWeights, sizes: jax.Array) -> np.ndarray:
+def interpreted(
+    case: Case, x: jax.Array | QuantizedRows, w: QuantizedWeights, sizes: jax.Array
+) -> np.ndarray:
     y = quantized_matmul_mosaic(x, w, sizes, case.gate, tile=case.tile, interpret=interpret_params())
     assert (y.shape, y.dtype) == ((case.num_rows, case.outputs), jnp.bfloat16)
     return np.asarray(jax.block_until_ready(y), np.float32)
@@ -84,7 +86,9 @@ def test_what_is_no_tile_is_refused(tile: QuantizedTile, message: str) -> None:
 def test_two_writers_are_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiles of outputs take themselves for the first."""
     index = jax.lax.axis_index
-    monkeypatch.setattr(kernel.lax, "axis_index", lambda name: index("tile") if name == "tile" else jnp.int32(0))
+    monkeypatch.setattr(
+        kernel.lax, "axis_index", lambda name: index("tile") if name == "tile" else jnp.int32(0)
+    )
     assert_noticed(Case("planted: two writers", (9,), kind))
 
 

@@ -45,7 +45,10 @@ def test_hopper_takes_all_kinds_where_blocks_fit(kind: str) -> None:
     odd = quantise_outputs(jnp.ones((1, 64, 96)), jnp.int8)
     with choosing_for_hopper():
         choice = choose_quantized_matmul(odd)
-    assert (choice.name, "not mosaic: takes multiples of 128, the contraction is 96" in choice.reason) == ("xla", True)
+    assert (choice.name, "not mosaic: takes multiples of 128, the contraction is 96" in choice.reason) == (
+        "xla",
+        True,
+    )
 
 
 def test_bad_operands_are_named() -> None:
@@ -56,7 +59,11 @@ def test_bad_operands_are_named() -> None:
     for args, options, message in (
         ((floats[:, 1:], w, sizes), {}, r"\(4, 255\)"),
         ((x, int8, sizes), {}, "w has no scales for blocks"),
-        ((QuantizedRows(x.values, x.scales[1:]), w, sizes), {}, r"scales of shape \(1, 4\), expected \(2, 4\)"),
+        (
+            (QuantizedRows(x.values, x.scales[1:]), w, sizes),
+            {},
+            r"scales of shape \(1, 4\), expected \(2, 4\)",
+        ),
         ((floats, QuantizedWeights(w.values, w.scales[:, :, 1:]), sizes), {}, r"expected \(2, 1, 2\)"),
         ((floats, QuantizedWeights(int8.values, w.scales), sizes), {}, "int8 without blocks"),
         ((floats, QuantizedWeights(floats[None], int8.scales), sizes), {}, "w is bfloat16"),

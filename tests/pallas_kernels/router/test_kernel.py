@@ -84,7 +84,10 @@ def assert_noticed(case: Case) -> None:
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a Hopper GPU")
 def test_equals_reference_on_the_gpu() -> None:
     for case in CASES:
-        got, want = router_mosaic(*make_inputs(case), case.spec), router_reference(*make_inputs(case), case.spec)
+        got, want = (
+            router_mosaic(*make_inputs(case), case.spec),
+            router_reference(*make_inputs(case), case.spec),
+        )
         np.testing.assert_array_equal(got.expert_ids, want.expert_ids, err_msg=case.name)
         np.testing.assert_array_equal(got.counts, want.counts, err_msg=case.name)
         np.testing.assert_allclose(got.weights, want.weights, rtol=1e-5, err_msg=case.name)

@@ -20,7 +20,11 @@ def in_float64(
     """(weights, expert ids), one token at a time, as the papers have it. Ties go to the lower group and expert."""
     weights, ids = [], []
     for z in logits.astype(np.float64):
-        scores = np.exp(z - z.max()) / np.exp(z - z.max()).sum() if spec.score == "softmax" else 1 / (1 + np.exp(-z))
+        scores = (
+            np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+            if spec.score == "softmax"
+            else 1 / (1 + np.exp(-z))
+        )
         choice = scores if bias is None else scores + bias
         width = len(z) // spec.num_groups
         groups = choice.reshape(spec.num_groups, width)
@@ -68,7 +72,9 @@ def test_ties_go_to_the_lower_group_and_the_lower_expert(
     np.testing.assert_allclose(got.weights, chosen, rtol=1e-6)
     value = np.take_along_axis(scores + b[None, :], np.asarray(got.expert_ids), axis=1)
     ids = np.asarray(got.expert_ids)
-    assert ((np.diff(value, axis=1) < 1e-6) & ((np.diff(value, axis=1) < -1e-6) | (np.diff(ids, axis=1) > 0))).all()
+    assert (
+        (np.diff(value, axis=1) < 1e-6) & ((np.diff(value, axis=1) < -1e-6) | (np.diff(ids, axis=1) > 0))
+    ).all()
 
 
 def test_defaults_mean_a_plain_top_k() -> None:

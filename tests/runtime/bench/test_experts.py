@@ -56,17 +56,25 @@ def test_the_command_writes_every_figure(tmp_path, monkeypatch):
     monkeypatch.setattr(experts, "RECORDED_SHAPES", ((8, 9),))
     monkeypatch.setattr(experts, "SYNTHETIC_SHAPES", ((32, 9), (144, 2)))
     monkeypatch.setattr(experts, "replay_shift", lambda *given: replay_shift(*given, num_steps=10))
-    file = tmp_path / "experts.json"
-    assert main(["experts", "--seeds", "1", "--repeats", "3", "--json", str(file)]) == 0
+    file, rows = tmp_path / "experts.json", tmp_path / "rows.npz"
+    np.savez(rows, rows_without=np.array([[8, 0]]), rows_with=np.array([[4, 4]]))
+    assert main(["experts", "--seeds", "1", "--repeats", "3", "--rows", str(rows), "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     for name in (
         "imbalance_ep8_over_oracle", "imbalance_ep32", "imbalance_ep144", "same_device_duplicates",
         "after_shift_50_steps", "plan_ms",
     ):  # fmt: skip
         assert isinstance(result[name], int | float), name
+    assert result["critical_path_gain"]["critical_path_gain"] == 2
     assert result["same_device_duplicates"] == 0
     assert result["imbalance_ep8_over_oracle"] <= 0.10
     assert result["plan"]["same_device_duplicates_published"] > 0
+
+
+def test_rows_of_an_engine_must_be_whole(tmp_path):
+    np.savez(tmp_path / "rows.npz", rows_with=np.ones((1, 2)))
+    with pytest.raises(ValueError, match="lacks rows_without"):
+        experts.gain_of_rows(tmp_path / "rows.npz", 1e-6)
 
 
 @pytest.mark.parametrize(

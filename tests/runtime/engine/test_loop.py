@@ -237,9 +237,7 @@ def test_a_load_that_fails_is_told():
 
 def test_the_timeline_of_a_request_and_what_it_says_of_its_promises(loop, inbox):
     before = settled(loop).promises
-    loop.submit(
-        [request("traced-0", text="once upon a time " * 3)]
-    )  # 51 tokens: two chunks of the rung of 32
+    loop.submit([request("traced-0", text="xyzzy " * 9)])  # 54 tokens that are in no cache: two chunks
     inbox.wait("traced-0")
     after = settled(loop)
     assert after.promises.num_requests == before.num_requests + 1

@@ -77,3 +77,13 @@ def test_one_device_has_nothing_to_move():
     assert improve(start, np.ones((1, 4))).placement == start
     with pytest.raises(ValueError, match=r"loads must be \[1, 4\]"):
         improve(start, np.ones((2, 4)))
+
+
+def test_layers_with_several_equally_heavy_devices_are_not_given_up():
+    """One change relieves one device; the layer is lighter only when all three have been relieved."""
+    start = ExpertPlacement.uniform(1, 24, 6, 4)
+    loads = np.ones((1, 24))
+    loads[0, [0, 1, 4, 5, 8, 9]] = 9  # two hot experts on each of devices 0, 1, 2
+    found = improve(start, loads, max_rounds=1)
+    assert device_loads(start, loads).max() == 20
+    assert device_loads(found.placement, loads).max() == 12

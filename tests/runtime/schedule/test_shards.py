@@ -18,7 +18,13 @@ SHARDS = 2
 
 
 def make(limits: StepLimits, num_shards: int = SHARDS, **changes) -> ShardedScheduler:
-    settings_ = {"page_size": 4, "num_pages": 17, "num_rows": 2, "max_context": 64, "enable_prefix_cache": True}
+    settings_ = {
+        "page_size": 4,
+        "num_pages": 17,
+        "num_rows": 2,
+        "max_context": 64,
+        "enable_prefix_cache": True,
+    }
     return ShardedScheduler(num_shards, limits=lambda: limits, **(settings_ | changes))
 
 
@@ -132,7 +138,10 @@ class ShardedMachine(SchedulerMachine):
         self.device = ShardedDevice(page_size, num_rows)
 
     @rule(
-        tokens=st.integers(4, 24), rows=st.integers(1, 4), decode_rows=st.integers(1, 5), steps=st.integers(1, 8)
+        tokens=st.integers(4, 24),
+        rows=st.integers(1, 4),
+        decode_rows=st.integers(1, 5),
+        steps=st.integers(1, 8),
     )
     def change_limits(self, tokens: int, rows: int, decode_rows: int, steps: int) -> None:
         self.limits = StepLimits(SHARDS * tokens, SHARDS * rows, SHARDS * decode_rows, steps)

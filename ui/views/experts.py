@@ -1,0 +1,72 @@
+"""Experts: who computes how much, how even it is, and where experts sit."""
+
+import streamlit as st
+
+from control_plane.console_schemas import ExpertsPage, Placement, Span
+from ui.charts import lines
+from ui.frame import figures, live_page, look, plot, plots, unavailable
+from ui.maps import expert_heat, layer_imbalance
+from ui.units import DASH, age, count, percent, seconds
+
+
+def draw(page: ExpertsPage, span: Span) -> None:
+    if not page.num_layers:
+        st.info("No figures yet: they come with the first tokens.", icon=":material/info:")
+        return
+    seen = [value for value in page.imbalance if value is not None]
+    worst = max(range(len(page.imbalance)), key=lambda layer: page.imbalance[layer] or 0.0)
+    total = page.num_layers * page.num_experts
+    figures(
+        ("Layers x experts", f"{page.num_layers} x {page.num_experts}", "of the model"),
+        (
+            "Imbalance, mean",
+            f"{sum(seen) / len(seen):.2f}" if seen else DASH,
+            "busiest expert over the mean of its layer; 1 is even",
+        ),
+        ("Worst layer", f"{max(seen):.2f}" if seen else DASH, f"layer {worst}: busiest expert over the mean"),
+        (
+            "Idle experts",
+            f"{page.num_idle} ({percent(page.num_idle / total)})",
+            "no token in the window; an idle expert's weights are not read",
+        ),
+        (
+            "Routed",
+            count(sum(map(sum, page.tokens))),
+            f"tokens times experts each, last {seconds(page.window_s)}",
+        ),
+    )
+    looked = look(span)
+    plot(expert_heat(page, looked.mode), "heat")
+    imbalance = {"expert_imbalance_max": "worst layer", "expert_imbalance_mean": "mean of layers"}
+    plots(
+        3,
+        layers=layer_imbalance(page, looked.mode),
+        imbalance=lines(page, looked, "Imbalance", "x mean", imbalance, least_top=2),
+        routed=lines(page, looked, "Routed tokens", "tokens/s", {"routed_tokens": "routed"}, least_top=100),
+    )
+    st.subheader("Where experts sit", anchor=False)
+    _placement(page.placement)
+
+
+def _placement(placement: Placement) -> None:
+    if unavailable(placement, "Placement over devices"):
+        return
+    before, after = placement.imbalance_before, placement.imbalance_after
+    figures(
+        ("Devices", str(placement.num_devices), "that share the experts"),
+        ("Copies", str(placement.num_copies), "beside the first of each expert"),
+        (
+            "Imbalance before → after",
+            f"{before:.2f} → {after:.2f}" if before is not None and after is not None else DASH,
+            "busiest device over the mean, around the last rebalance",
+        ),
+        ("Moves in flight", str(placement.moves_in_flight), "experts whose weights are on their way"),
+        ("Plan", f"{age(placement.plan_age_s)} old", "since the placement was planned"),
+    )
+    if placement.device_tokens:
+        st.bar_chart(
+            {"tokens": placement.device_tokens}, x_label="device", y_label="tokens", horizontal=False
+        )
+
+
+live_page("experts", "Experts", draw, "Load of every expert in every layer, from the router's own counts.")
