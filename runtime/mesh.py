@@ -78,9 +78,11 @@ class DeviceMesh:
         if array.axes[0] != "expert" or slot_experts is None:
             return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
         held, shape = np.asarray(slot_experts), (len(slot_experts), *host.shape[1:])
-        return jax.make_array_from_callback(
-            shape, sharding, lambda index: host[held[index[0]]][(slice(None), *index[1:])]
-        )
+
+        def part(index: Any) -> np.ndarray:
+            return host[held[index[0]]][(slice(None), *index[1:])]
+
+        return jax.make_array_from_callback(shape, sharding, part)
 
     def put(self, host: np.ndarray) -> jax.Array:
         """The same array on every device."""

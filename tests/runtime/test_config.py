@@ -27,7 +27,7 @@ def test_sizes():
         ({"slo": {"ttft": 2}}, "slo.ttft: 2 is not a duration"),
         ({"kv_cache": {"kv_cache_size": "180%"}}, "not a size"),
         ({"batch_processing": {"alpha": 7}}, "batch_processing.alpha"),
-        ({"parallel": {"expert_parallel_size": 8}}, "expert_parallel_size is 8"),
+        ({"parallel": {"expert_parallel_size": 0}}, "parallel.expert_parallel_size"),
         ({"kv_cache": {"kv_cache_external": True}}, "kv_cache_external is True"),
         ({"server": {"max_body_size": "80%"}}, "max_body_size"),
         ({"ladder": {"decode_rows": [0]}}, "decode_rows"),
