@@ -6,6 +6,7 @@ share the machine's cores, rows and text are real and time is not.
 """
 
 import json
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -242,3 +243,7 @@ def _requests(num: int, num_tokens: int) -> list[Request]:
         )
         for i in range(num)
     ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(compare_skew(int(sys.argv[1]))))

@@ -1,8 +1,12 @@
 """Expert placement on recorded routing and synthetic loads: imbalance by policy and device count, after a shift, moves, plan
-time. Counts only: no model runs, and nothing here is a speed of serving."""
+time; and the skew case through a real engine. Counts only: nothing here is a speed of serving."""
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,7 @@ from runtime.experts.greedy_balancer import greedy_slots
 
 RECORDED_SHAPES = ((4, 17), (8, 9), (16, 5), (32, 3))  # devices, slots each: one to spare on every device
 SYNTHETIC_SHAPES = ((8, 33), (32, 9), (144, 2), (144, 3))
+SKEW_DEVICES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=Path,
         metavar="FILE",
-        help="npz of a real engine: rows_without, rows_with [steps, ..., devices] of the same work, for critical_path_gain",
+        help="npz of an engine: rows_without, rows_with [steps, ..., devices] of the same work, for critical_path_gain "
+        "(default: the skew case is served on eight virtual devices)",
     )
+    parser.add_argument("--no-engine", action="store_true", help="leave the skew case out")
     parser.add_argument(
         "--row-us", type=float, default=1.0, help="cost of a row, for the skew model (default %(default)s us)"
     )
@@ -81,6 +88,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             (64, FULL_WEIGHT),
         )
     ]
+    gain: dict[str, Any] = {"critical_path_gain": None}
+    if args.rows is not None:
+        gain = gain_of_rows(args.rows, args.row_us * 1e-6)
+    elif not args.no_engine:
+        console.print("the skew case through the engine", highlight=False)
+        gain = gain_of_engine()
     result = {
         "machine": machine_stamp(),
         "settings": {
@@ -96,7 +109,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         },
         **_figures(recorded, held, synthetic, shifts, plan),
         "together_on_nodes": None if args.routing is None else nodes_of_tokens(args.routing),
-        "critical_path_gain": None if args.rows is None else gain_of_rows(args.rows, args.row_us * 1e-6),
+        **gain,
         "skew_model": skew_model(args.row_us * 1e-6),
         "plan": plan,
         "recorded": recorded,
@@ -109,12 +122,25 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def gain_of_rows(path: Path, row_s: float) -> dict[str, Any]:
-    """`critical_path_gain` of rows that an engine counted."""
+    """`critical_path_gain` of rows that an engine counted, and what else is known of them under `skew_engine`."""
     with np.load(path, allow_pickle=False) as file:
         missing = {"rows_without", "rows_with"} - set(file.files)
         if missing:
             raise ValueError(f"--rows {path.name} lacks {', '.join(sorted(missing))}")
-        return critical_path_gain(file["rows_without"], file["rows_with"], row_s)
+        found = critical_path_gain(file["rows_without"], file["rows_with"], row_s)
+    return {"critical_path_gain": found["critical_path_gain"], "skew_engine": found}
+
+
+def gain_of_engine() -> dict[str, Any]:
+    """The same from a process of its own, whose JAX sees eight devices. Raises RuntimeError with its last words."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={SKEW_DEVICES}".strip()
+    command = [sys.executable, "-m", "runtime.bench.expert_skew", str(SKEW_DEVICES)]
+    environment = os.environ | {"XLA_FLAGS": flags}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    if ended.returncode:
+        raise RuntimeError(f"the skew case ended with status {ended.returncode}: {ended.stderr[-500:]}")
+    found = json.loads(ended.stdout.splitlines()[-1])
+    return {"critical_path_gain": round(found["critical_path_gain"], 3), "skew_engine": found}
 
 
 def time_plans(repeats: int) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_the_command_writes_every_figure(tmp_path, monkeypatch):
         "after_shift_50_steps", "plan_ms",
     ):  # fmt: skip
         assert isinstance(result[name], int | float), name
-    assert result["critical_path_gain"]["critical_path_gain"] == 2
+    assert result["critical_path_gain"] == result["skew_engine"]["critical_path_gain"] == 2
     assert result["same_device_duplicates"] == 0
     assert result["imbalance_ep8_over_oracle"] <= 0.10
     assert result["plan"]["same_device_duplicates_published"] > 0
