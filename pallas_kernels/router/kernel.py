@@ -138,7 +138,9 @@ def _route(
     )
     padded = jnp.pad(is_real.astype(jnp.int32), (0, num_blocks * TOKENS - num_tokens))
     no_bias = jnp.zeros(num_experts) if bias is None else bias.astype(jnp.float32)
-    logits = jnp.pad(logits, ((0, -num_tokens % 8), (0, 0)))  # rows of a copy come in eights, or the compiler refuses
+    logits = jnp.pad(
+        logits, ((0, -num_tokens % 8), (0, 0))
+    )  # rows of a copy come in eights, or the compiler refuses
     weights, ids, counts = call(logits, padded, no_bias)
     return RouterChoice(weights.T[:num_tokens], ids.T[:num_tokens], jnp.sum(counts, axis=0, dtype=jnp.int32))
 

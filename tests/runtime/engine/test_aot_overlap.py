@@ -29,4 +29,7 @@ def test_a_product_between_start_and_done_covers() -> None:
 
 
 def test_a_program_without_exchange_has_no_share() -> None:
-    assert read_coverage("\nENTRY %main (a: f32[1]) -> f32[1] {\n  ROOT %a = f32[1] parameter(0)\n}\n").share == 0
+    assert (
+        read_coverage("\nENTRY %main (a: f32[1]) -> f32[1] {\n  ROOT %a = f32[1] parameter(0)\n}\n").share
+        == 0
+    )
