@@ -3,7 +3,7 @@
 Imports nothing of `runtime`: it speaks HTTP only. One instance may be shared by threads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -183,6 +183,25 @@ class AdminClient:
 
     def decisions(self, after: int = 0, limit: int = 100) -> list[Json]:
         return self._json("GET", "/admin/v1/decisions", params={"after": after, "limit": limit})["data"]
+
+    # -- experts' placement -------------------------------------------------------------------------------------
+
+    def experts(self) -> Json | None:
+        """Where experts sit and what their devices computed; None on one device."""
+        return self._json("GET", "/admin/v1/experts").get("experts")
+
+    def rebalance_experts(self, *, dry_run: bool, reason: str = "") -> Json:
+        """The full rebalance for the load of late: shown, or carried out. 422 on one device and before any traffic."""
+        body = _body(dry_run=dry_run, reason=reason)
+        return self._json("POST", "/admin/v1/experts/rebalance", body)
+
+    def pause_experts(self, is_paused: bool, reason: str = "") -> Json:
+        """The status after it. Paused: nothing moves by itself, and what waits is dropped."""
+        return self._json("POST", "/admin/v1/experts/pause", _body(paused=is_paused, reason=reason))
+
+    def pin_experts(self, layers: Sequence[int], reason: str = "") -> Json:
+        """The status after it. layers: all those that stay as they are; none frees all."""
+        return self._json("POST", "/admin/v1/experts/pin", _body(layers=list(layers), reason=reason))
 
     # -- one exchange --------------------------------------------------------------------------------------------
 

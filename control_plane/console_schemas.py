@@ -210,15 +210,31 @@ class BucketsPage(ConsolePage):
 
 
 class Placement(Part):
-    """Where experts sit. Not available on one device."""
+    """Where experts sit. Not available on one device.
+
+    Imbalance is the busiest device over the mean of the devices, mean over layers; 1 is even. `before` is of the two
+    minutes at most before experts moved last, `after` of those at most since; null (loads: empty) where nothing was computed.
+    device_loads: rows of a device over the mean of the devices, all layers together.
+    """
 
     num_devices: int = 1
+    slots_per_device: int = 0
     num_copies: int = 0  # replicas beside the first of each expert
-    moves_in_flight: int = 0
-    plan_age_s: float | None = None
-    imbalance_before: float | None = None  # busiest device over the mean, before and after the last rebalance
+    copies: list[list[int]] = []  # [layer][expert]: slots that hold it, 1 at least
+    moves_in_flight: int = 0  # ordered, not yet applied
+    num_moved: int = 0  # since the start
+    plan_age_s: float | None = None  # since the last moves began; null: none has been made
+    imbalance_now: float | None = None  # of the engine's last window
+    imbalance_before: float | None = None
     imbalance_after: float | None = None
-    device_tokens: list[int] = []  # of the span
+    device_loads_before: list[float] = []
+    device_loads_after: list[float] = []
+    device_tokens: list[int] = []  # of the span, all layers
+    device_rows: list[list[int]] = []  # [layer][device], of the span
+    is_paused: bool = False  # nothing moves by itself
+    pinned_layers: list[int] = []
+    why: str = ""  # why experts move or do not, in one word of docs/experts.md
+    alarm: str | None = None  # a sentence while a plan is overdue
 
 
 class ExpertsPage(ConsolePage):

@@ -60,10 +60,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPoint:
-    """Tokens by layer and expert since the start, [L, E], at `time_s` (Unix)."""
+    """Tokens by layer and expert since the start, [L, E], at `time_s` (Unix); device_rows: by layer and device, [L, D]."""
 
     time_s: float
     tokens: np.ndarray
+    device_rows: np.ndarray | None = None  # None on one device
 
     def joined(self, later: "ExpertPoint") -> "ExpertPoint":
         return replace(later, time_s=max(self.time_s, later.time_s))
@@ -116,8 +117,9 @@ class History:
             ring.add(point)
         if snapshot.expert_tokens:
             tokens = np.asarray(snapshot.expert_tokens, np.int64)
+            rows = np.asarray(snapshot.experts.device_rows, np.int64) if snapshot.experts else None
             for ring in self._experts.values():
-                ring.add(ExpertPoint(time_s, tokens))
+                ring.add(ExpertPoint(time_s, tokens, rows))
 
     def points(self, span: str, now_s: float) -> tuple[Point, ...]:
         return self._rings[span].since(now_s - SPAN_S[span])

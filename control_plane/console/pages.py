@@ -127,7 +127,7 @@ class ConsolePages:
         if page == "buckets":
             more |= {"moves": tuple(sampler.moves), "reasons": sampler.reasons}
         if page == "experts":
-            more["experts"] = history.experts(span, now_s)
+            more |= {"experts": history.experts(span, now_s), "devices": sampler.devices.figures()}
         if page == "economics":
             more |= {"day": history.points("24h", now_s), "prices": await self._prices(live)}
         error = service.load_error or (snapshot.error if snapshot else "")

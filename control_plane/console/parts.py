@@ -7,12 +7,12 @@ import numpy as np
 
 from control_plane.console.history import EXPERT_POINTS, SPAN_S, ExpertPoint
 from control_plane.console.lines import Lines, Series, ratio, series
+from control_plane.console.placement import placement
 from control_plane.console.view import Move, View, envelope
 from runtime.engine.stats import RungSnapshot
 
 MAX_MOVES = 300
 MAX_LINES = 12  # rungs with a line of their own
-ONE_DEVICE = "all experts are on one device: there is nothing to place"
 
 
 def buckets(view: View) -> dict[str, Any]:
@@ -59,11 +59,6 @@ def experts(view: View) -> dict[str, Any]:
         "num_idle": int((tokens == 0).sum()) if tokens is not None and has_tokens else 0,
         "placement": placement(view),
     }
-
-
-def placement(view: View) -> dict[str, Any]:
-    """Where experts sit (console_schemas.Placement): the place for a view of expert parallelism."""
-    return {"available": False, "reason": ONE_DEVICE}
 
 
 def kv(view: View) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from control_plane.console.device_watch import DeviceWatch
 from control_plane.console.history import TICK_S, History
 from control_plane.console.view import Move
 from control_plane.engine_handle import EngineHandle
@@ -29,6 +30,7 @@ class Sampler:
         self._due_s = clock()
         self.num_ticks = 0
         self.history = History()
+        self.devices = DeviceWatch()
         self.recent = SnapshotHistory()  # the snapshots that diagnosis looks at
         self.snapshot: EngineSnapshot | None = None
         self.moves: deque[Move] = deque(maxlen=KEPT_MOVES)
@@ -49,6 +51,8 @@ class Sampler:
         self.recent.add(now_s, snapshot)
         if snapshot.state != "loading":
             self.history.add(snapshot, self._wall_clock())
+            if snapshot.experts is not None:
+                self.devices.add(snapshot.experts, self._wall_clock())
         self._follow_decisions(engine)
         self._follow_ladder(snapshot.ladder_change)
 

@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from control_plane.console.device_watch import DeviceFigures
 from control_plane.console.history import STEP_S, TICK_S, ExpertPoint, Point
 from control_plane.console.lines import Lines
 from control_plane.console.prices import NO_PRICES, PriceBook
 from control_plane.finding import Finding
 from runtime.config import EngineConfig
 from runtime.engine.stats import EngineSnapshot
+
+
+NO_FIGURES = DeviceFigures()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class View:
     recent: tuple[Point, ...] = ()
     day: tuple[Point, ...] = ()
     experts: tuple[ExpertPoint, ...] = ()
+    devices: DeviceFigures = NO_FIGURES
     num_open_calls: int = 0
     moves: tuple[Move, ...] = ()
     reasons: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -2,17 +2,24 @@
 
 import streamlit as st
 
-from control_plane.console_schemas import ExpertsPage, Placement, Span
+from control_plane.console_schemas import ExpertsPage, Span
 from ui.charts import lines
-from ui.frame import figures, live_page, look, plot, plots, unavailable
+from ui.frame import figures, live_page, look, plot, plots
 from ui.maps import expert_heat, layer_imbalance
-from ui.units import DASH, age, count, percent, seconds
+from ui.placement import show_placement
+from ui.units import DASH, count, percent, seconds
 
 
 def draw(page: ExpertsPage, span: Span) -> None:
-    if not page.num_layers:
+    if page.num_layers:
+        _load(page, span)
+    else:
         st.info("No figures yet: they come with the first tokens.", icon=":material/info:")
-        return
+    st.subheader("Where experts sit", anchor=False)
+    show_placement(page.placement)
+
+
+def _load(page: ExpertsPage, span: Span) -> None:
     seen = [value for value in page.imbalance if value is not None]
     worst = max(range(len(page.imbalance)), key=lambda layer: page.imbalance[layer] or 0.0)
     total = page.num_layers * page.num_experts
@@ -44,29 +51,6 @@ def draw(page: ExpertsPage, span: Span) -> None:
         imbalance=lines(page, looked, "Imbalance", "x mean", imbalance, least_top=2),
         routed=lines(page, looked, "Routed tokens", "tokens/s", {"routed_tokens": "routed"}, least_top=100),
     )
-    st.subheader("Where experts sit", anchor=False)
-    _placement(page.placement)
-
-
-def _placement(placement: Placement) -> None:
-    if unavailable(placement, "Placement over devices"):
-        return
-    before, after = placement.imbalance_before, placement.imbalance_after
-    figures(
-        ("Devices", str(placement.num_devices), "that share the experts"),
-        ("Copies", str(placement.num_copies), "beside the first of each expert"),
-        (
-            "Imbalance before → after",
-            f"{before:.2f} → {after:.2f}" if before is not None and after is not None else DASH,
-            "busiest device over the mean, around the last rebalance",
-        ),
-        ("Moves in flight", str(placement.moves_in_flight), "experts whose weights are on their way"),
-        ("Plan", f"{age(placement.plan_age_s)} old", "since the placement was planned"),
-    )
-    if placement.device_tokens:
-        st.bar_chart(
-            {"tokens": placement.device_tokens}, x_label="device", y_label="tokens", horizontal=False
-        )
 
 
 live_page("experts", "Experts", draw, "Load of every expert in every layer, from the router's own counts.")
