@@ -26,7 +26,7 @@ def device_bars(placement: Placement, mode: Mode) -> go.Figure:
                 text=[f"{value:.2f}" for value in values], textposition="outside", cliponaxis=False,
                 hovertemplate="%{y:.3f} x mean",
             )  # fmt: skip
-    figure.add_hline(y=1.0, line={"color": colours.good, "dash": "dash", "width": 1.5})
+    figure.add_hline(y=1.0, line={"color": colours.good, "dash": "dash", "width": 1.5}, layer="below")
     if not before and not after:
         add_nothing(figure, mode, "nothing was computed in the last two minutes")
     return finished(

@@ -37,9 +37,9 @@ def show_placement(placement: Placement) -> None:
         ),
         ("Imbalance now", _times(placement.imbalance_now), "busiest device over the mean; 1 is even"),
         (
-            "Before → since the last moves",
+            "Before → since",
             f"{_times(before)} → {_times(after)}" if has_moved else DASH,
-            "busiest device over the mean, mean of layers" if has_moved else "nothing has moved yet",
+            "imbalance around the last moves" if has_moved else "nothing has moved yet",
         ),
         ("Moves that wait", str(placement.moves_in_flight), f"{placement.num_moved} applied since the start"),
         (
@@ -49,10 +49,10 @@ def show_placement(placement: Placement) -> None:
         ),
         ("Pinned layers", pinned[:40] or "none", "their experts stay where they are"),
     )
+    _controls(placement)
     looked = mode()
     plots(2, devices=device_bars(placement, looked), device_heat=device_heat(placement, looked))
     plots(1, copies=copies_heat(placement, looked))
-    _controls(placement)
 
 
 def _controls(placement: Placement) -> None:
@@ -60,7 +60,7 @@ def _controls(placement: Placement) -> None:
     show_told()
     if not may_change() or session.role() != "operator":
         return
-    left, right, _ = st.columns([2, 2, 3])
+    left, right, _ = st.columns([2, 2, 4])
     if left.button("Rebalance: dry run", key="rebalance_plan", icon=":material/balance:"):
         st.session_state[PLAN] = attempt(lambda: session.client().rebalance_experts(dry_run=True))
         st.session_state.pop("rebalance_sure", None)
@@ -82,15 +82,18 @@ def _show_plan(plan: dict[str, Any]) -> None:
         if st.button("Close", key="rebalance_close"):
             _forget()
         return
-    layers = ", ".join(f"layer {layer}: {num}" for layer, num in enumerate(by_layer) if num)
+    num_layers = sum(num > 0 for num in by_layer)
     st.markdown(
-        f"**Dry run:** {num_moves} moves ({plain(layers)}). Imbalance **{_times(1 + plan['imbalance_before'])} → "
+        f"**Dry run:** {num_moves} moves in {num_layers} layers, at most {max(by_layer)} in one. "
+        f"Imbalance **{_times(1 + plan['imbalance_before'])} → "
         f"{_times(1 + plan['imbalance_after'])}**, {count(plan['saved_rows'])} rows a step less on the busiest devices. "
         f"Copying takes about **{seconds(plan['cost_s'])}**, spread over steps; **{seconds(plan['saving_s'])}** are saved "
         "while the plan holds."
     )
-    st.caption("Planned anew for the load of that moment when it is applied. Answers stay the same throughout.")
-    first, second, _ = st.columns([2, 1, 3])
+    st.caption(
+        "Planned anew for the load of that moment when it is applied. Answers stay the same throughout."
+    )
+    first, second, _ = st.columns([2, 2, 4])
     if not st.session_state.get("rebalance_sure"):
         if first.button("Apply", type="primary", key="rebalance_apply"):
             st.session_state["rebalance_sure"] = True

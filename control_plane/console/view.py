@@ -12,7 +12,6 @@ from control_plane.finding import Finding
 from runtime.config import EngineConfig
 from runtime.engine.stats import EngineSnapshot
 
-
 NO_FIGURES = DeviceFigures()
 
 

@@ -22,10 +22,10 @@ from runtime.engine.tokenizer import ByteTokenizer
 from tests.control_plane.conftest import make_config, running
 from tests.control_plane.fake_engine import FakeEngine
 from tests.control_plane.live_engine import CONFIG, VOCAB_SIZE
+from tests.control_plane.test_admin_auth import digest
 from tests.runtime.engine.test_loop import make_loop
 from tests.ui.conftest import APP, TIMEOUT_S, texts
 from tests.ui.test_charts import spec
-from tests.control_plane.test_admin_auth import digest
 from tests.ui.test_roles import OPERATOR, VIEWER
 from ui import session
 from ui.device_plots import copies_heat, device_bars, device_heat
@@ -117,7 +117,10 @@ def test_on_one_device_it_says_why_and_offers_nothing(
     experts_page: Callable[[str, str], AppTest],
 ) -> None:
     engine = FakeEngine()
-    with running(engine, make_config(state_dir="off", **KEYS)) as server, AdminClient(server.base_url, OPERATOR) as admin:  # fmt: skip
+    with (
+        running(engine, make_config(state_dir="off", **KEYS)) as server,
+        AdminClient(server.base_url, OPERATOR) as admin,
+    ):
         _until(lambda: "one device" in _placement(admin).reason)
         page = experts_page(server.base_url, OPERATOR)
         assert "all experts are on one device" in texts(page)

@@ -26,7 +26,12 @@ async def test_moves_part_the_figures_into_before_and_after() -> None:
         for i in range(1, 4):  # 30:10 and 20:20 each tick
             server.tick(**busy(i), experts=status(((30 * i, 10 * i), (20 * i, 20 * i)), imbalance=0.25))
         found = of_type("experts", await server.get("experts")).placement
-        assert (found.available, found.num_devices, found.slots_per_device, found.num_copies) == (True, 2, 2, 2)
+        assert (found.available, found.num_devices, found.slots_per_device, found.num_copies) == (
+            True,
+            2,
+            2,
+            2,
+        )
         assert found.copies == [[2, 1, 1], [1, 1, 2]]
         assert (found.imbalance_before, found.imbalance_after, found.plan_age_s) == (None, 1.25, None)
         assert found.device_loads_after == [1.25, 0.75]
