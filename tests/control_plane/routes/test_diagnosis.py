@@ -13,12 +13,12 @@ def look_back(server: Operated) -> None:
     """As if what is now had been so a minute ago."""
     history = SnapshotHistory()
     history.add(time.monotonic() - 60, server.engine.now)
-    server.app.state.snapshot_history = history
+    server.service.sampler.recent = history
 
 
 async def test_the_server_samples_from_its_start():
     async with operated() as server:
-        history = server.app.state.snapshot_history
+        history = server.service.sampler.recent
         history.add(time.monotonic() + 60, server.engine.now)
         assert history.window() is not None
 
