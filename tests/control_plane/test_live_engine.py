@@ -307,8 +307,8 @@ async def test_the_console_shows_what_the_engine_does_and_a_requests_own_way(loo
         assert 0 < trace.e2e_s < 60  # found with the answer: the engine had ended it before
         assert set(trace.rungs) <= {rung.name for rung in pages["buckets"].rungs}
         assert abs(trace.arrived - pages["overview"].server_time) < 60
-    assert len(listed) > 20
-    assert all(row["call_id"] for row in listed)
+    # Tests before this one sent requests past HTTP, which belong to no call.
+    assert sum(bool(row["call_id"]) for row in listed) > 20
     assert not any("once upon" in str(row) for row in (*listed, *found))
     assert (off["available"], off["data"], gone.status_code) == (False, [], 404)
     overview, buckets, experts = pages["overview"], pages["buckets"], pages["experts"]
