@@ -58,6 +58,7 @@ class InFlightStep:
     load: ExpertLoad  # of this launch alone
     launched_s: float
     columns: tuple[int, ...] = ()  # place of each chunk among the output's rows
+    size: int = 0  # tokens that its rung had to cover
 
     @property
     def expert_tokens(self) -> jax.Array:
@@ -219,7 +220,8 @@ class Engine:
         """Start a step. `masks` holds the grammar bit mask of each row in the plan that has one."""
         self._has_launched = True
         parts = self._parts(plan)
-        bucket = self.ladder.pick(plan.phase, *rung_size(parts, self.shape.page_size), self._is_usable)
+        size, rows = rung_size(parts, self.shape.page_size)
+        bucket = self.ladder.pick(plan.phase, size, rows, self._is_usable)
         for chunk in plan.chunks:
             if chunk.is_new_row:
                 self._write_row(chunk)
@@ -232,11 +234,7 @@ class Engine:
             packed = pack(plan, bucket, dummy_slot=self.shape.dummy_slot, **sizes)
         else:
             packed = pack_shards(parts, bucket, num_slots=self.shape.num_slots, **sizes)
-        return self._run(plan, bucket, packed)
-
-    def demand(self, plan: StepPlan) -> tuple[int, int]:
-        """(tokens, rows) that a rung must cover to take the plan."""
-        return rung_size(self._parts(plan), self.shape.page_size)
+        return self._run(plan, bucket, packed, size)
 
     def _parts(self, plan: StepPlan) -> list[StepPlan]:
         return [plan] if self.num_shards == 1 else split_plan(plan, self.num_shards, self.shape.num_slots)
@@ -306,21 +304,21 @@ class Engine:
             packed = np.tile(packed, (self.num_shards, 1))
         jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).load)
 
-    def _run(self, plan: StepPlan, bucket: Bucket, packed: np.ndarray) -> InFlightStep:
+    def _run(self, plan: StepPlan, bucket: Bucket, packed: np.ndarray, size: int = 0) -> InFlightStep:
         s, launched, form = self._state, time.monotonic(), self._forms.get(bucket, bucket)
         columns = columns_of(plan, bucket, self.num_shards, self.shape.num_slots)
         if bucket.phase is Phase.DECODE:
             s.pool, s.rows, s.sampling, output, load = self.compiler.call(
                 form.name, s.params, s.pool, s.rows, s.sampling, packed
             )
-            return InFlightStep(plan, bucket, output, (), load, launched, columns)
+            return InFlightStep(plan, bucket, output, (), load, launched, columns, size)
         s.pool, s.hidden, prefilled, load = self.compiler.call(form.name, s.params, s.pool, s.hidden, packed)
         scores, output = self._launch_scores(plan), None
         if not plan.chunks or any(c.samples for c in plan.chunks):  # the warm-up has no chunks
             s.rows, s.sampling, output = self.compiler.call(
                 sampler_name(bucket.rows), s.rows, s.sampling, prefilled
             )
-        return InFlightStep(plan, bucket, output, scores, load, launched, columns)
+        return InFlightStep(plan, bucket, output, scores, load, launched, columns, size)
 
     def _write_row(self, chunk: ScheduledChunk) -> None:
         sequence, s = chunk.sequence, self._state

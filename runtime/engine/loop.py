@@ -332,8 +332,6 @@ class EngineLoop:
         busy_s = now - max(step.launched_s, self._device_free_s)
         self._device_free_s = now
         phase, num_steps = step.plan.phase, max(1, collected.num_steps)
-        assert self._loaded is not None
-        size, _ = self._loaded.engine.demand(step.plan)
         if phase is Phase.PREFILL:
             real, computed = step.plan.num_tokens, step.bucket.tokens
         else:
@@ -341,7 +339,7 @@ class EngineLoop:
             computed = step.bucket.tokens * collected.num_steps
         self._stats.on_step(step.bucket.name, real, computed, busy_s, num_steps)
         self._stats.on_phase(phase.value, real, computed, busy_s)
-        self._stats.on_demand(phase.value, size, num_steps)
+        self._stats.on_demand(phase.value, step.size, num_steps)
         self._stats.on_experts(collected.expert_tokens)
         if self._steering is not None:
             step_s = busy_s / num_steps
