@@ -20,5 +20,4 @@ AOT_CASES: tuple[AotCase, ...] = tuple(
         max_spill_bytes=32,
     )
     for case in small_cases(_ANY_SEED)
-    if not case.why_not
 )

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.gpu.small_cases import SmallCase
-from pallas_kernels.mla_attention.cases import CASES, make_inputs  # pyright: ignore[reportMissingImports]
-from pallas_kernels.mla_attention.kernel import mla_attention_mosaic  # pyright: ignore[reportMissingImports]
-from pallas_kernels.mla_attention.reference import mla_attention_reference  # pyright: ignore[reportMissingImports]
+from benchmarks.gpu.small_case import SmallCase
+from pallas_kernels.mla_attention.cases import CASES, make_inputs
+from pallas_kernels.mla_attention.kernel import mla_attention_mosaic
+from pallas_kernels.mla_attention.reference import mla_attention_reference
 
 
 def small_cases(seed: int) -> Iterator[SmallCase]:

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.gpu.small_cases import SmallCase
-from pallas_kernels.router.cases import CASES, make_inputs  # pyright: ignore[reportMissingImports]
-from pallas_kernels.router.kernel import router_mosaic  # pyright: ignore[reportMissingImports]
-from pallas_kernels.router.reference import router_reference  # pyright: ignore[reportMissingImports]
+from benchmarks.gpu.small_case import SmallCase
+from pallas_kernels.router.cases import CASES, make_inputs
+from pallas_kernels.router.kernel import router_mosaic
+from pallas_kernels.router.reference import router_reference
 
 
 def small_cases(seed: int) -> Iterator[SmallCase]:

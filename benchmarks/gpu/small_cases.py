@@ -1,9 +1,6 @@
 """Every named case of every op, tiny and extreme: fresh random inputs, a call of the kernel, a float32 reference."""
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu import mla_cases, quantized_cases, router_cases
+from benchmarks.gpu.small_case import SmallCase
 from pallas_kernels.expert_mlp.cases import CASES as MLP_CASES
 from pallas_kernels.expert_mlp.cases import Case as MlpCase
 from pallas_kernels.expert_mlp.mosaic import expert_mlp_mosaic
@@ -19,36 +18,14 @@ from pallas_kernels.grouped_matmul.cases import CASES as PRODUCT_CASES
 from pallas_kernels.grouped_matmul.cases import Case as ProductCase
 from pallas_kernels.grouped_matmul.op import grouped_matmul_mosaic
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
-from pallas_kernels.interpret import InterpretParams
 from pallas_kernels.paged_attention import cases as decode
 from pallas_kernels.paged_attention.kernel import paged_attention_mosaic
 from pallas_kernels.paged_attention.reference import paged_attention_reference
 from pallas_kernels.prefill_attention import cases as prefill
-from pallas_kernels.prefill_attention import op as prefill_op
 from pallas_kernels.prefill_attention.kernel import prefill_attention_mosaic
 from pallas_kernels.prefill_attention.reference import prefill_attention_reference, row_of_tokens
 
-_IN_OTHER_FILES = {  # ops that a checkout may lack
-    "router": "benchmarks.gpu.router_cases",
-    "quantized_matmul": "benchmarks.gpu.quantized_cases",
-    "mla_attention": "benchmarks.gpu.mla_cases",
-}
 MLP_WIDTHS = (128, 64)  # in place of the cases' own, which are too narrow for the kernel
-
-
-@dataclass(frozen=True)
-class SmallCase:
-    """kernel(interpret)(*args) against reference(*args); places that nobody may read hold NaN.
-
-    is_short: part of a dry run. why_not: the kernel cannot be compiled for a GPU, and why.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    kernel: Callable[[InterpretParams | None], Callable[..., Any]]
-    reference: Callable[..., Any]
-    is_short: bool = False
-    why_not: str = ""
 
 
 def small_cases(seed: int) -> Iterator[SmallCase]:
@@ -56,9 +33,9 @@ def small_cases(seed: int) -> Iterator[SmallCase]:
     yield from (_mlp(case, seed) for case in MLP_CASES if case.dtype == "bfloat16")
     yield from (_decode(case, seed) for case in decode.CASES)
     yield from (_prefill(case, seed) for case in prefill.CASES)
-    for op, module in _IN_OTHER_FILES.items():
-        if importlib.util.find_spec(f"pallas_kernels.{op}") is not None:
-            yield from importlib.import_module(module).small_cases(seed)
+    yield from router_cases.small_cases(seed)
+    yield from quantized_cases.small_cases(seed)
+    yield from mla_cases.small_cases(seed)
 
 
 def _product(case: ProductCase, seed: int) -> SmallCase:
@@ -130,5 +107,4 @@ def _prefill(case: prefill.Case, seed: int) -> SmallCase:
         lambda interpret: partial(real_places, prefill_attention_mosaic, interpret=interpret, **options),
         partial(real_places, prefill_attention_reference, **options),
         is_short=case.name == "one token",
-        why_not=getattr(prefill_op, "NOT_COMPILED", ""),
     )

@@ -9,7 +9,6 @@ import numpy as np
 from pallas_kernels.interpret import InterpretParams
 from pallas_kernels.paged_attention.cases import MODEL_SHAPES, ModelShape
 from pallas_kernels.paged_attention.reference import paged_attention_reference
-from pallas_kernels.prefill_attention import op
 from pallas_kernels.prefill_attention.kernel import prefill_attention_mosaic
 from pallas_kernels.workload import Fields, Prepared, Workload
 
@@ -54,10 +53,6 @@ def make_workload(prefill: Prefill, seed: int) -> Workload:
     row = tuple(jnp.array([value], jnp.int32) for value in (0, num_tokens, prefill.context_len))
 
     def prepare(fields: Fields | None, interpret: InterpretParams | None) -> Prepared:
-        why_not = getattr(op, "NOT_COMPILED", None)
-        if interpret is None and why_not:
-            raise NotImplementedError(why_not)
-
         def function(table, q, pages, row_start, row_len, context_len):
             return prefill_attention_mosaic(
                 q,

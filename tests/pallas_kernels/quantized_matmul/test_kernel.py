@@ -10,12 +10,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.interpret import interpret_params, races_found, reset_interpreter
 from pallas_kernels.quantized_matmul import kernel
-from pallas_kernels.quantized_matmul.cases import CASES, NORMAL, Case
+from pallas_kernels.quantized_matmul.cases import CASES, NORMAL, Case, make_inputs
 from pallas_kernels.quantized_matmul.op import quantized_matmul_mosaic
 from pallas_kernels.quantized_matmul.quantise import QuantizedRows, QuantizedWeights
 from pallas_kernels.quantized_matmul.reference import quantized_matmul_reference
 from pallas_kernels.quantized_matmul.tiles import QuantizedTile
-from tests.pallas_kernels.quantized_matmul.inputs import make_inputs
 
 
 def forget_compiled() -> None:

@@ -6,10 +6,9 @@ import pytest
 
 from pallas_kernels.backend import choosing_for_hopper
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
-from pallas_kernels.quantized_matmul.cases import CASES, KINDS, Case
+from pallas_kernels.quantized_matmul.cases import CASES, KINDS, Case, make_floats, make_inputs
 from pallas_kernels.quantized_matmul.op import choose_quantized_matmul, quantized_matmul
 from pallas_kernels.quantized_matmul.quantise import QuantizedRows, QuantizedWeights, quantise_outputs
-from tests.pallas_kernels.quantized_matmul.inputs import make_floats, make_inputs
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
