@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.gpu.options import Line, read_lines
 from benchmarks.gpu.report import table
+from pallas_kernels.arguments import seconds_between, whole_number_to
 
 ROOT = Path(__file__).parents[1]
 # In order of importance, with the largest share of the whole time that each may take.
@@ -144,13 +145,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="rewritten after every finished item")
     parser.add_argument(
-        "--seconds", type=_seconds, default=450.0, help="for all parts together (default: 450)"
+        "--seconds", type=seconds_between(30), default=450.0, help="for all parts together (default: 450)"
     )
     parser.add_argument(
         "--parts", type=_parts, default=(), metavar="A,B", help=f"only these, of {', '.join(SHARES)}"
     )
     parser.add_argument(
-        "--layers", type=_layers, default=8, help="of the engine's model; Qwen3-30B-A3B has 48 (default: 8)"
+        "--layers",
+        type=whole_number_to(MAX_LAYERS),
+        default=8,
+        help="of the engine's model; Qwen3-30B-A3B has 48 (default: 8)",
     )
     parser.add_argument(
         "--seed", type=int, default=int.from_bytes(os.urandom(3)), help="of all inputs (default: a new one)"
@@ -161,28 +165,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 30 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}: seconds from 30 to 86400")
-    return seconds
-
-
 def _parts(text: str) -> tuple[str, ...]:
     wanted = tuple(filter(None, text.split(",")))
     unknown = [part for part in wanted if part not in SHARES]
     if unknown or not wanted:
         raise argparse.ArgumentTypeError(f"{text[:50]!r}: names of {', '.join(SHARES)}, separated by commas")
     return tuple(part for part in SHARES if part in wanted)
-
-
-def _layers(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= MAX_LAYERS:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}: a number from 1 to {MAX_LAYERS}")
-    return int(text)
 
 
 if __name__ == "__main__":

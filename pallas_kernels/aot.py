@@ -23,6 +23,7 @@ from pallas_kernels.aot_cases import all_cases, all_steps
 from pallas_kernels.aot_compile import Outcome, Task
 from pallas_kernels.aot_target import missing_wheels
 from pallas_kernels.aot_workers import compile_in_processes
+from pallas_kernels.arguments import seconds_between, whole_number_to
 
 ROOT = Path(__file__).parents[1]
 MAX_JOBS = 64
@@ -102,30 +103,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-steps", action="store_true", help="kernels only")
     parser.add_argument("--quick", action="store_true", help="steps of two layers only")
     parser.add_argument(
-        "--jobs", type=_jobs, default=min(4, os.cpu_count() or 1), metavar="N",
+        "--jobs", type=whole_number_to(MAX_JOBS), default=min(4, os.cpu_count() or 1), metavar="N",
         help="processes, 1 to 64; each takes up to 3 GiB (default: one a core, at most 4)",
     )  # fmt: skip
     parser.add_argument(
-        "--timeout", type=_seconds, default=240.0, metavar="S",
+        "--timeout", type=seconds_between(1), default=240.0, metavar="S",
         help="processor time for one case or step (default: 240)",
     )  # fmt: skip
     return parser
-
-
-def _jobs(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= MAX_JOBS:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}: a number from 1 to {MAX_JOBS}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 1 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}: seconds from 1 to 86400")
-    return seconds
 
 
 def _show(outcome: Outcome) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallas_kernels.arguments import seconds_between
 from pallas_kernels.device_time import Times, best_method, measure
 from pallas_kernels.interpret import InterpretParams, interpret_params, reset_interpreter
 from pallas_kernels.tunable import OPS, Tunable
@@ -117,7 +118,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("op", choices=tuple(name for name, op in OPS.items() if op.has_table))
     parser.add_argument("--only", default="", metavar="TEXT", help="shapes whose name has this text in it")
     parser.add_argument(
-        "--seconds", type=_seconds, default=600.0, help="start no shape after so long (default: 600)"
+        "--seconds",
+        type=seconds_between(1),
+        default=600.0,
+        help="start no shape after so long (default: 600)",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="of the tables (default: the package's own)")
@@ -127,16 +131,6 @@ def _parser() -> argparse.ArgumentParser:
         help="tiny shapes in the interpreter; writes only where --folder says",
     )
     return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 1 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}: seconds from 1 to 86400")
-    return seconds
 
 
 def _workloads(tunable: Tunable, shapes: Sequence[Any], options: argparse.Namespace) -> Iterator[Workload]:
