@@ -1,7 +1,5 @@
 """The interpreter notices the usual bugs of a kernel; the tests of all kernels rely on that."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,14 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.interpret import interpret_params, races_found, reset_interpreter
-
-
-@pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
-    reset_interpreter()
-    yield
-    reset_interpreter()
+from pallas_kernels.interpret import interpret_params, races_found
 
 
 def doubled(bug: str) -> jax.Array:

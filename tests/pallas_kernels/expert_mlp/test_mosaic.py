@@ -1,7 +1,5 @@
 """The Hopper backend of the experts' product, interpreted; when it is chosen, and when another steps in."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,20 +9,13 @@ from pallas_kernels.backend import choose_backend, choosing_for_hopper
 from pallas_kernels.expert_mlp.mosaic import choose_tiles, expert_mlp_mosaic, unfit_for_expert_mlp
 from pallas_kernels.expert_mlp.op import IMPLEMENTATIONS, expert_mlp
 from pallas_kernels.grouped_matmul.tiles import TileConfig
-from pallas_kernels.interpret import interpret_params, races_found, reset_interpreter
+from pallas_kernels.interpret import interpret_params
+
+pytestmark = pytest.mark.usefixtures("no_races")
 
 D, F = 128, 64
 SWAPPED = TileConfig(8, 64, 64, 2, swap=True)
 NORMAL = TileConfig(64, 64, 64, 2)
-
-
-@pytest.fixture(autouse=True)
-def no_races() -> Iterator[None]:
-    reset_interpreter()
-    yield
-    raced = races_found()
-    reset_interpreter()
-    assert not raced
 
 
 def make_inputs(group_sizes: tuple[int, ...], num_padding: int = 0) -> tuple[jax.Array, ...]:

@@ -1,13 +1,11 @@
 """The Mosaic kernel in the interpreter: right numbers, no races, and planted bugs that show."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.interpret import interpret_params, races_found, reset_interpreter
+from pallas_kernels.interpret import interpret_params, races_found
 from pallas_kernels.mla_attention import kernel
 from pallas_kernels.mla_attention.cases import CASES, Case, make_inputs
 from pallas_kernels.mla_attention.kernel import mla_attention_mosaic
@@ -20,13 +18,6 @@ TWO_SPLITS = DecodeTiles(splits=2, steps=2)
 def forget_compiled() -> None:
     """A kernel is traced once for its shapes; a planted bug must neither miss that nor stay in it."""
     getattr(kernel._decode, "clear_cache")()  # noqa: B009
-
-
-@pytest.fixture(autouse=True)
-def clean_interpreter() -> Iterator[None]:
-    reset_interpreter()
-    yield
-    reset_interpreter()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -1,13 +1,13 @@
 """The Mosaic kernel in the interpreter: right numbers, no races, and planted bugs that show."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from pallas_kernels.interpret import interpret_params, races_found, reset_interpreter
+from pallas_kernels.interpret import interpret_params, races_found
 from pallas_kernels.paged_attention import kernel, tiles
 from pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
 from pallas_kernels.paged_attention.kernel import (
@@ -37,13 +37,6 @@ INTERPRETED = [
 def forget_compiled() -> None:
     """A kernel is traced once for its shapes; a planted bug must neither miss that nor stay in it."""
     getattr(kernel._decode, "clear_cache")()  # noqa: B009
-
-
-@pytest.fixture(autouse=True)
-def clean_interpreter() -> Iterator[None]:
-    reset_interpreter()
-    yield
-    reset_interpreter()
 
 
 @pytest.mark.parametrize("case", INTERPRETED, ids=lambda case: case.name)

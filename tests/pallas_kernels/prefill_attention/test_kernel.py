@@ -1,13 +1,11 @@
 """The Mosaic kernel in the interpreter: right numbers, no races, and a planted bug that shows."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.interpret import interpret_params, races_found, reset_interpreter
+from pallas_kernels.interpret import interpret_params, races_found
 from pallas_kernels.prefill_attention import kernel
 from pallas_kernels.prefill_attention.cases import CASES, Case, make_inputs
 from pallas_kernels.prefill_attention.kernel import QueryBlocks, map_blocks, prefill_attention_mosaic
@@ -21,13 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in mat
 def forget_compiled() -> None:
     """A kernel is traced once for its shapes; a planted bug must neither miss that nor stay in it."""
     getattr(kernel._prefill, "clear_cache")()  # noqa: B009
-
-
-@pytest.fixture(autouse=True)
-def clean_interpreter() -> Iterator[None]:
-    reset_interpreter()
-    yield
-    reset_interpreter()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -1,14 +1,12 @@
 """The Hopper kernels in the interpreter, race detection on, against float32; and planted bugs that show."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.interpret import interpret_params, races_found, reset_interpreter
+from pallas_kernels.interpret import interpret_params, races_found
 from pallas_kernels.quantized_matmul import kernel
 from pallas_kernels.quantized_matmul.cases import CASES, NORMAL, Case, make_inputs
 from pallas_kernels.quantized_matmul.op import quantized_matmul_mosaic
@@ -21,13 +19,6 @@ def forget_compiled() -> None:
     """A kernel is traced once for its shapes; a planted bug must neither miss that nor stay in it."""
     for run in (kernel.block_scaled_matmul_tiles, kernel.output_scaled_matmul_tiles):
         getattr(run, "clear_cache")()  # noqa: B009
-
-
-@pytest.fixture(autouse=True)
-def clean_interpreter() -> Iterator[None]:
-    reset_interpreter()
-    yield
-    reset_interpreter()
 
 
 def interpreted(

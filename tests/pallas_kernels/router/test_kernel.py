@@ -1,14 +1,12 @@
 """The Mosaic kernel in the interpreter: right numbers, no races, and planted bugs that show."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.interpret import interpret_params, races_found, reset_interpreter
+from pallas_kernels.interpret import interpret_params, races_found
 from pallas_kernels.router import kernel
 from pallas_kernels.router.cases import CASES, GROUPED, Case, make_inputs
 from pallas_kernels.router.kernel import router_mosaic
@@ -19,13 +17,6 @@ from pallas_kernels.router.spec import RouterChoice, RouterSpec
 def forget_compiled() -> None:
     """A kernel is traced once for its shapes; a planted bug must neither miss that nor stay in it."""
     getattr(kernel._route, "clear_cache")()  # noqa: B009
-
-
-@pytest.fixture(autouse=True)
-def clean_interpreter() -> Iterator[None]:
-    reset_interpreter()
-    yield
-    reset_interpreter()
 
 
 def interpreted(case: Case, logits: jax.Array | None = None) -> RouterChoice:
