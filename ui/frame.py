@@ -95,16 +95,8 @@ def tell_state(answer: Answer, received: session.Received | None) -> bool:
     page: ConsolePage = received.page
     seconds = received.age_s(time.monotonic())
     is_stale = seconds > max(MIN_STALE_S, STALE_TICKS * page.tick_s, 2 * (session.interval_s() or 0.0))
-    if answer.state is State.FAILED:
-        st.error(
-            f"**{why_not(answer.error)}** What you see is **{age(seconds)} old**.{_again()}",
-            icon=":material/warning:",
-        )
-    elif answer.state is State.SLOW:
-        st.warning(
-            f"The server takes long to answer. What you see is **{age(seconds)} old**.",
-            icon=":material/hourglass_top:",
-        )
+    if answer.state in (State.FAILED, State.SLOW):
+        _tell_trouble(answer, seconds)
     elif is_stale and session.interval_s() is None:
         st.info(f"Paused. What you see is **{age(seconds)} old**.", icon=":material/pause:")
     elif is_stale:
@@ -129,17 +121,23 @@ def require(answer: Answer) -> Any:
     """The data of an answer for a page without a snapshot: None, and the reason on the screen, when nothing came yet."""
     if answer.data is None:
         _tell_nothing(answer)
-    elif answer.state is State.FAILED:
+    else:
+        _tell_trouble(answer, answer.age_s)
+    return answer.data
+
+
+def _tell_trouble(answer: Answer, seconds: float | None) -> None:
+    """Why the last good answer still stands, if the server failed to give a newer one or takes long."""
+    if answer.state is State.FAILED:
         st.error(
-            f"**{why_not(answer.error)}** What you see is **{age(answer.age_s)} old**.{_again()}",
+            f"**{why_not(answer.error)}** What you see is **{age(seconds)} old**.{_again()}",
             icon=":material/warning:",
         )
     elif answer.state is State.SLOW:
         st.warning(
-            f"The server takes long to answer. What you see is **{age(answer.age_s)} old**.",
+            f"The server takes long to answer. What you see is **{age(seconds)} old**.",
             icon=":material/hourglass_top:",
         )
-    return answer.data
 
 
 def why_not(error: BaseException | None) -> str:

@@ -4,6 +4,7 @@ ends with the tokens it would get alone, and every read finds exactly its own pr
 import zlib
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -132,6 +133,14 @@ class FakeDevice:
 class SchedulerMachine(RuleBasedStateMachine):
     """add / launch / collect / abort / finish / expire and live changes, in any order."""
 
+    first_limits = StepLimits(16, 3, 4, 4)
+
+    def make_scheduler(self, **settings: Any) -> Any:
+        return Scheduler(**settings)
+
+    def make_device(self, num_rows: int) -> Any:
+        return FakeDevice(self.page_size)
+
     @initialize(
         pool_tokens=st.integers(12, 64),
         num_rows=st.integers(1, 5),
@@ -142,9 +151,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_pages = pool_tokens // page_size + 1
         self.now = 0.0
         self.page_size = page_size
-        self.limits = StepLimits(16, 3, 4, 4)
+        self.limits = self.first_limits
         self.has_cache = has_cache
-        self.scheduler = Scheduler(
+        self.scheduler = self.make_scheduler(
             page_size=page_size,
             num_pages=num_pages,
             num_rows=num_rows,
@@ -154,7 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             clock=lambda: self.now,
             eos_token_ids=frozenset({STOP_ID}),
         )
-        self.device = FakeDevice(page_size)
+        self.device = self.make_device(num_rows)
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.sequences: list[Sequence] = []
         self.seen: dict[str, list[int]] = {}

@@ -1,6 +1,7 @@
 """Several shards behind one line: random traffic as for one scheduler, and who is bound where."""
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from runtime.schedule.plan import Phase, StepLimits, StepPlan, StepResult
 from runtime.schedule.policy import SchedulePolicy
 from runtime.schedule.shards import ShardedScheduler
 from tests.runtime.schedule.test_scheduler import add, result_of
-from tests.runtime.schedule.test_scheduler_properties import STOP_ID, FakeDevice, SchedulerMachine
+from tests.runtime.schedule.test_scheduler_properties import FakeDevice, SchedulerMachine
 
 SHARDS = 2
 
@@ -113,6 +114,8 @@ class ShardedDevice:
 class ShardedMachine(SchedulerMachine):
     """The same calls in any order; the order of the line is the binding's, tested above."""
 
+    first_limits = StepLimits(32, 6, 8, 4)
+
     @initialize(
         pool_tokens=st.integers(12, 64),
         num_rows=st.integers(1, 3),
@@ -120,22 +123,14 @@ class ShardedMachine(SchedulerMachine):
         has_cache=st.sampled_from([True, True, False]),
     )
     def start(self, pool_tokens: int, num_rows: int, page_size: int, has_cache: bool) -> None:
-        super().start(pool_tokens, num_rows, page_size, has_cache)
-        num_pages = pool_tokens // page_size + 1
-        self.limits = StepLimits(32, 6, 8, 4)
         self.rows_per_shard = num_rows
-        self.scheduler = ShardedScheduler(
-            SHARDS,
-            page_size=page_size,
-            num_pages=num_pages,
-            num_rows=num_rows,
-            max_context=(num_pages - 1) * page_size,
-            enable_prefix_cache=has_cache,
-            limits=lambda: self.limits,
-            clock=lambda: self.now,
-            eos_token_ids=frozenset({STOP_ID}),
-        )
-        self.device = ShardedDevice(page_size, num_rows)
+        super().start(pool_tokens, num_rows, page_size, has_cache)
+
+    def make_scheduler(self, **settings: Any) -> ShardedScheduler:
+        return ShardedScheduler(SHARDS, **settings)
+
+    def make_device(self, num_rows: int) -> ShardedDevice:
+        return ShardedDevice(self.page_size, num_rows)
 
     @rule(
         tokens=st.integers(4, 24),
