@@ -3,10 +3,15 @@
 from typing import Any
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
 
 from runtime.experts.balancer import choose_copies
 
 ROUNDING = 1e-9  # a load of exactly twice the limit takes two copies
+PAIR_TOLERANCE = 5e-4
+PAIR_RANGE = 0.06  # how far above `lowest_top` the bound for pairs is looked for
+INFEASIBLE = 2  # scipy's milp: no solution exists
 
 
 def lowest_top(loads: np.ndarray, num_devices: int, slots_per_device: int) -> np.ndarray:
@@ -37,6 +42,56 @@ def lowest_top(loads: np.ndarray, num_devices: int, slots_per_device: int) -> np
         is_possible = needed <= num_spare
         low, high = np.where(is_possible, low, middle), np.where(is_possible, middle, high)
     return low
+
+
+def lowest_pair(loads: np.ndarray, num_devices: int, is_exact: bool = False) -> np.ndarray:
+    """float64 [L]: the same with two slots a device, closer than `lowest_top` and slower (a third of a second a layer).
+
+    Two slots make a pair. Pairs of at most M exist if and only if no copy is above M and, for every t above M / 2, no more
+    copies weigh t or more than weigh M - t or less, as each of the former needs one of the latter to itself. Both
+    numbers are linear in (expert e has c copies), one variable for each e and c, so whether M can be held is an integer
+    program; by bisection down to PAIR_TOLERANCE. That two copies of an expert may not share a device is left out,
+    which can only lower the bound. is_exact: False solves it in real numbers, where some more can be held: 0.1 % lower, ten
+    times faster.
+    """
+    low = lowest_top(loads, num_devices, 2)
+    for layer, of_experts in enumerate(loads):
+        top = low[layer] * (1 + PAIR_RANGE)
+        while top > low[layer] * (1 + PAIR_TOLERANCE):
+            middle = (low[layer] + top) / 2
+            if _can_hold(of_experts, middle, num_devices, is_exact):
+                top = middle
+            else:
+                low[layer] = middle
+    return low
+
+
+def _can_hold(loads: np.ndarray, limit: float, num_devices: int, is_exact: bool) -> bool:
+    """Whether pairs of at most `limit` exist, or may exist where the solver gave up, for loads [E]."""
+    needed = np.maximum(np.ceil(loads / limit - ROUNDING), 1).astype(int)
+    num_left = 2 * num_devices - int(needed.sum())
+    if num_left < 0:
+        return False
+    expert = np.repeat(
+        np.arange(len(loads)), num_left + 1
+    )  # of each variable; no expert can have more than all that is left
+    copies = (needed[:, None] + np.arange(num_left + 1)).ravel()
+    weight = loads[expert] / copies
+    limits = np.unique(weight[weight > limit / 2])[:, None]
+    is_heavy, is_partner = weight >= limits, weight <= (limit - limits) * (1 + ROUNDING)
+    one_each = coo_array((np.ones(len(expert)), (expert, np.arange(len(expert)))), (len(loads), len(expert)))
+    found = milp(
+        np.zeros(len(expert)),
+        integrality=np.full(len(expert), int(is_exact)),
+        bounds=Bounds(0, 1),
+        constraints=[
+            LinearConstraint(one_each, 1, 1),
+            LinearConstraint(copies[None].astype(float), 0, 2 * num_devices),
+            LinearConstraint(copies * (is_heavy.astype(float) - is_partner), -np.inf, 0),
+        ],
+        options={"time_limit": 20},
+    )
+    return found.status != INFEASIBLE
 
 
 def critical_path_gain(rows_without: np.ndarray, rows_with: np.ndarray, row_s: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Imbalance is (max - mean) / mean of the tokens on the devices in the judged wind
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -137,23 +138,44 @@ def _loads_of_slots(slots: np.ndarray, loads: np.ndarray, shape: SlotShape) -> n
     )
 
 
+@dataclass(frozen=True, eq=False)
+class SteadyTraffic:
+    """Unchanging Zipf rates [L, E]; the last of the windows seen [L, E] and the forecast from all of them; the steps
+    [steps, L, E] of the window that comes next."""
+
+    rates: np.ndarray
+    last: np.ndarray
+    prediction: Prediction
+    steps: np.ndarray
+
+    @property
+    def window(self) -> np.ndarray:
+        return self.steps.sum(axis=0).astype(float)
+
+
+def steady_traffic(seed: int) -> SteadyTraffic:
+    """Eight windows seen, the ninth to be judged."""
+    rng = np.random.default_rng(seed)
+    rates = zipf_rates(rng)
+    predictor = LoadPredictor(SYNTHETIC_LAYERS, SYNTHETIC_EXPERTS)
+    last = np.zeros(rates.shape)
+    for _ in range(HISTORY_WINDOWS):
+        last = draw(rng, rates, SYNTHETIC_WINDOW_TOKENS).astype(float)
+        predictor.observe(last)
+    steps = np.array([draw(rng, rates, SYNTHETIC_STEP_TOKENS) for _ in range(STEPS_PER_WINDOW)])
+    return SteadyTraffic(rates, last, predictor.predict(), steps)
+
+
 def replay_synthetic(
     num_devices: int, slots_per_device: int, num_seeds: int, num_groups: int = 1, num_nodes: int = 1
 ) -> dict[str, Any]:
-    """Unchanging Zipf loads: what sampling alone costs. The ninth window is judged, the eight before it are seen."""
+    """Unchanging Zipf loads: what sampling alone costs."""
     shape = SlotShape(SYNTHETIC_EXPERTS, num_devices, slots_per_device, num_groups, num_nodes)
     found: dict[str, list[np.ndarray]] = {}
     for seed in range(num_seeds):
-        rng = np.random.default_rng(seed)
-        rates = zipf_rates(rng)
-        predictor = LoadPredictor(SYNTHETIC_LAYERS, SYNTHETIC_EXPERTS)
-        last = np.zeros(rates.shape)
-        for _ in range(HISTORY_WINDOWS):
-            last = draw(rng, rates, SYNTHETIC_WINDOW_TOKENS).astype(float)
-            predictor.observe(last)
-        steps = np.array([draw(rng, rates, SYNTHETIC_STEP_TOKENS) for _ in range(STEPS_PER_WINDOW)])
-        window = steps.sum(axis=0).astype(float)
-        prediction = predictor.predict()
+        traffic = steady_traffic(seed)
+        rates, last, prediction = traffic.rates, traffic.last, traffic.prediction
+        steps, window = traffic.steps, traffic.window
         predicted = balance(prediction.loads, shape, uncertainty=CONFIDENCE * prediction.uncertainty)
         unwidened, from_last, known, oracle = (
             balance(loads, shape) for loads in (prediction.loads, last, rates, window)

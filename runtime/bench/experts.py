@@ -26,6 +26,7 @@ from runtime.bench.expert_loads import (
     read_recorded,
     zipf_rates,
 )
+from runtime.bench.expert_pairs import pair_quality
 from runtime.bench.expert_replay import (
     CONFIDENCE,
     FULL_WEIGHT,
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     console.print("synthetic loads", highlight=False)
     synthetic = [replay_synthetic(*shape, args.seeds) for shape in SYNTHETIC_SHAPES]
     synthetic.append(replay_synthetic(32, 9, args.seeds, num_groups=8, num_nodes=4))
+    pairs = pair_quality(144, args.seeds)
     shifts = [
         replay_shift(32, 9, args.seeds, moves, weight)
         for moves, weight in (
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "balance_weight_of_leaning": FULL_WEIGHT,
             "not_run_on_a_gpu": True,
         },
-        **_figures(recorded, held, synthetic, shifts, plan),
+        **_figures(recorded, held, synthetic, shifts, plan, pairs),
         "together_on_nodes": None if args.routing is None else nodes_of_tokens(args.routing),
         **gain,
         "skew_model": skew_model(args.row_us * 1e-6),
@@ -184,6 +186,7 @@ def _figures(
     synthetic: list[dict[str, Any]],
     shifts: list[dict[str, Any]],
     plan: dict[str, Any],
+    pairs: dict[str, Any],
 ) -> dict[str, Any]:
     """The headline figures, each with its target and whether it was met."""
     ep8 = next(r["policies"] for r in recorded if r["devices"] == 8)
@@ -227,6 +230,7 @@ def _figures(
         "imbalance_ep144": ep144["predicted"]["mean"],
         "imbalance_ep144_lower_bound": bound,
         "imbalance_ep144_above_bound": above,
+        "imbalance_ep144_pairs": pairs,
         "same_device_duplicates": plan["same_device_duplicates"],
         "after_shift_50_steps": shift["after_shift_50_steps"],
         "plan_ms": plan["own_ms"],
@@ -237,6 +241,12 @@ def _figures(
         ("imbalance_ep8_over_oracle", figures["imbalance_ep8_over_oracle"], 0.10),
         ("imbalance_ep32", figures["imbalance_ep32"], 0.10),
         ("imbalance_ep144_above_bound", above["predicted"], 0.01),
+        ("imbalance_ep144_pairs.own_loads.plan_above_bound", pairs["own_loads"]["plan_above_bound"], 0.01),
+        (
+            "imbalance_ep144_pairs.next_window.plan_above_true_rates",
+            pairs["next_window"]["plan_above_true_rates"],
+            0.01,
+        ),
         ("same_device_duplicates", figures["same_device_duplicates"], 0),
         ("after_shift_50_steps", figures["after_shift_50_steps"], 0.25),
         ("plan_ms", figures["plan_ms"], 10.0),

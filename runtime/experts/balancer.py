@@ -5,6 +5,7 @@ copies are packed; hierarchically where groups of experts divide over nodes. Wha
 
 - Two copies of an expert never share a device, by construction: copies are handed out in rounds of one slot for every
   device, and the one expert that may straddle two rounds avoids the devices it already has.
+- With two slots a device copies are chosen for the pairs that they will be part of (`pairing.py`).
 - The packing is refined by exchanges between the heaviest device and light ones for a few rounds.
 - Where copies are handed out an uncertain load counts as more than its estimate, so what may become hot gets them first.
 - On nodes, groups that are used by the same tokens are brought together while the nodes stay balanced.
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.experts.pairing import choose_copies_in_pairs
 from runtime.experts.placement import ExpertPlacement
 
 MAX_PARTNERS = 4  # devices that the heaviest may exchange with: the lightest, where the best exchanges are
@@ -269,15 +271,34 @@ def _balance_rows(
     load, spare slots are so scarce that they go by the loads.
     """
     num_slots = num_devices * slots_per_device
-    copies = choose_copies(loads, num_slots, num_devices)
+    by_load = choose_copies(loads, num_slots, num_devices)
     if extra.any():
-        has_room = (loads / copies).max(axis=1) * num_devices < loads.sum(axis=1)
-        copies = np.where(has_room[:, None], choose_copies(loads + extra, num_slots, num_devices), copies)
+        has_room = (loads / by_load).max(axis=1) * num_devices < loads.sum(axis=1)
+        copies = np.where(has_room[:, None], choose_copies(loads + extra, num_slots, num_devices), by_load)
+    else:
+        copies = by_load
+    held = _pack(loads, copies, num_devices, max_exchanges)
+    if slots_per_device == 2:
+        in_pairs = choose_copies_in_pairs(loads, by_load, num_devices)
+        other = _pack(loads, in_pairs, num_devices, max_exchanges)
+        is_better = _top(loads / in_pairs, other) < _top(loads / copies, held)
+        held = np.where(is_better[:, None, None], other, held)
+    return held.reshape(len(loads), num_slots)
+
+
+def _pack(loads: np.ndarray, copies: np.ndarray, num_devices: int, max_exchanges: int) -> np.ndarray:
+    """Experts of slots [b, D, K] for copies [b, E] that fill all slots."""
     per_copy = loads / copies
     order = np.argsort(-per_copy, axis=1, kind="stable")
     counts = np.take_along_axis(copies, order, axis=1)
-    experts = np.repeat(order.ravel(), counts.ravel()).reshape(len(loads), num_slots)
+    experts = np.repeat(order.ravel(), counts.ravel()).reshape(len(loads), -1)
     weights = np.take_along_axis(per_copy, experts, axis=1)
     places = pack_rounds(experts, weights, num_devices)
     held = np.take_along_axis(experts, places.reshape(len(loads), -1), axis=1).reshape(places.shape)
-    return exchange_with_heaviest(held, per_copy, max_exchanges).reshape(len(loads), num_slots)
+    return exchange_with_heaviest(held, per_copy, max_exchanges)
+
+
+def _top(per_copy: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """[b]: the load of the heaviest device of tables [b, D, K]."""
+    on_slots = np.take_along_axis(per_copy, held.reshape(len(held), -1), axis=1)
+    return on_slots.reshape(held.shape).sum(axis=2).max(axis=1)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.bench.expert_bound import critical_path_gain, lowest_top
+from runtime.bench.expert_bound import PAIR_TOLERANCE, critical_path_gain, lowest_pair, lowest_top
+from runtime.bench.expert_loads import draw, zipf_rates
 from runtime.experts.balancer import SlotShape, balance
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.shares import device_loads
@@ -32,6 +33,34 @@ def test_no_placement_is_below_the_bound(seed, shape):
     bound, best = lowest_top(loads, num_devices, slots)[0], best_of_all(loads, num_devices, slots)
     assert bound <= best * (1 + 1e-9)
     assert device_loads(balance(loads, SlotShape(*shape)), loads).max() >= best * (1 - 1e-9)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(4, 3, 2), (5, 3, 2), (5, 4, 2)]))
+@settings(deadline=None, max_examples=20)
+def test_the_bound_for_pairs_is_closer_and_still_below_every_placement(seed, shape):
+    num_experts, num_devices, slots = shape
+    loads = np.random.default_rng(seed).random((1, num_experts)) ** 4
+    low, best = lowest_top(loads, num_devices, slots)[0], best_of_all(loads, num_devices, slots)
+    relaxed, exact = (lowest_pair(loads, num_devices, is_exact)[0] for is_exact in (False, True))
+    assert low <= relaxed <= exact * (1 + PAIR_TOLERANCE)
+    assert exact <= best * (1 + 1e-9)
+
+
+def test_the_bound_for_pairs_counts_the_light_partners():
+    """Three copies of the hot expert need three partners, of which only one can be the 2."""
+    loads = np.array([[90.0, 2, 5, 5, 5, 5]])
+    assert lowest_top(loads, 4, 2)[0] == pytest.approx(32)
+    assert lowest_pair(loads, 4, is_exact=True)[0] == pytest.approx(
+        33.6, rel=0.02
+    )  # up to PAIR_RANGE above 32
+
+
+def test_the_bound_for_pairs_is_nearly_reached_on_many_devices():
+    loads = draw(np.random.default_rng(0), zipf_rates(np.random.default_rng(0))[:4], 16384).astype(float)
+    top = device_loads(balance(loads, SlotShape(256, 144, 2)), loads).max(axis=1)
+    bound = lowest_pair(loads, 144)
+    assert (bound <= top).all()
+    assert (top / bound).mean() < 1.005
 
 
 def test_the_bound_knows_that_a_hot_copy_is_not_alone():

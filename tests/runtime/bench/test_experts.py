@@ -8,6 +8,7 @@ import pytest
 from runtime.bench import experts
 from runtime.bench.__main__ import main
 from runtime.bench.expert_loads import read_recorded
+from runtime.bench.expert_pairs import pair_quality
 from runtime.bench.expert_replay import held_out, judge, replay_synthetic
 from runtime.bench.expert_shift import replay_shift, skew_model
 from runtime.experts.balancer import SlotShape
@@ -55,6 +56,7 @@ def test_the_skew_model_stays_below_its_bound():
 def test_the_command_writes_every_figure(tmp_path, monkeypatch):
     monkeypatch.setattr(experts, "RECORDED_SHAPES", ((8, 9),))
     monkeypatch.setattr(experts, "SYNTHETIC_SHAPES", ((32, 9), (144, 2)))
+    monkeypatch.setattr(experts, "pair_quality", lambda *given: pair_quality(*given, num_layers=1))
     monkeypatch.setattr(experts, "replay_shift", lambda *given: replay_shift(*given, num_steps=10))
     file, rows = tmp_path / "experts.json", tmp_path / "rows.npz"
     np.savez(rows, rows_without=np.array([[8, 0]]), rows_with=np.array([[4, 4]]))
@@ -68,6 +70,7 @@ def test_the_command_writes_every_figure(tmp_path, monkeypatch):
     assert result["critical_path_gain"] == result["skew_engine"]["critical_path_gain"] == 2
     assert result["same_device_duplicates"] == 0
     assert result["imbalance_ep8_over_oracle"] <= 0.10
+    assert 0 <= result["imbalance_ep144_pairs"]["own_loads"]["plan_above_bound"] <= 0.01
     assert result["plan"]["same_device_duplicates_published"] > 0
 
 

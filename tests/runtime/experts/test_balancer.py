@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given, settings
 
 from runtime.experts.balancer import NODE_SLACK, SlotShape, balance, choose_copies, node_experts
+from runtime.experts.placement import ExpertPlacement
 from runtime.experts.shares import device_loads, imbalance
 from tests.runtime.experts.expert_cases import EPLB_LOADS, EPLB_SLOTS, shapes_and_loads, zipf
 
 
-def test_the_published_example():
-    assert balance(EPLB_LOADS, SlotShape(12, 8, 2, 4, 2)).slot_experts.tolist() == EPLB_SLOTS
+def test_no_device_is_heavier_than_in_the_published_example():
+    published = ExpertPlacement(np.array(EPLB_SLOTS), 8, 12)
+    own = balance(EPLB_LOADS, SlotShape(12, 8, 2, 4, 2))
+    by_node = [device_loads(p, EPLB_LOADS).reshape(2, 2, 4).max(axis=2) for p in (own, published)]
+    assert (by_node[0] <= by_node[1] + 1e-9).all()
+    assert by_node[0].max(axis=1).tolist() == [156, 179.5]
 
 
 @given(shapes_and_loads())
