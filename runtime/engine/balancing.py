@@ -1,13 +1,14 @@
 """ExpertBalancing: loads in, moves out. Owned by the engine's thread; the decisions are `runtime.experts.rebalancing`'s.
 
 Each window the tokens of the steps go to the predictor, and the controller decides from its forecast. Moves wait in the
-ExpertMover, which applies `parallel.moves_per_step` of them between two launches. While an operator's order is carried
-out the controller is not asked.
+ExpertMover, which applies `parallel.moves_per_step` of them between two launches. While an operator's order is planned or
+carried out the controller is not asked; while it is planned nothing moves, so that the plan is for what serves.
 """
 
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +16,12 @@ import numpy as np
 from runtime.adaptive.decision import DecisionLog
 from runtime.config import EngineConfig
 from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_planning import ExpertPlanning
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus
 from runtime.errors import InvalidRequest
 from runtime.experts.load_predictor import LoadPredictor
 from runtime.experts.placement import ExpertPlacement
-from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan, plan_anew
+from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan
 from runtime.experts.rebalancing import (
     Reason,
     RebalanceConfig,
@@ -48,6 +50,7 @@ class ExpertBalancing:
         self.config = config
         self._mover, self._decisions, self._clock = mover, decisions, clock
         self._predictor = LoadPredictor(placement.num_layers, placement.num_experts)
+        self._planning = ExpertPlanning()
         self._state = RebalanceState()
         self._reason = Reason.MISSING_DATA.value
         self._is_paused, self._pinned = False, frozenset[int]()
@@ -83,31 +86,44 @@ class ExpertBalancing:
         if now_s - self._looked_s >= self.config.batch_processing.dynamic_adjust_window:
             self._looked_s = now_s
             self._look(now_s, step_share)
+        if self._planning.is_busy:
+            self._plan_some(now_s)
+            return
         try:
             self._mover.turn(self.config.parallel.moves_per_step)
         except ValueError:  # nothing has moved, and the moves that waited are gone: serving goes on
             log.exception("moves of experts do not fit the placement")
         self._is_ordered &= self._mover.num_waiting > 0
 
-    def carry_out(self, order: ExpertOrder) -> ExpertAnswer:
-        """An operator's order. Raises InvalidRequest, and changes nothing, where it cannot."""
+    def carry_out(self, order: ExpertOrder, done: Future[ExpertAnswer]) -> None:
+        """An operator's order; `done` ends with the answer, after some turns where a plan has to be made.
+
+        Raises InvalidRequest or Unavailable, and changes nothing, where it cannot.
+        """
         num_layers = self._mover.placement.num_layers
         for layer in order.pinned_layers or ():
             if not 0 <= layer < num_layers:
                 raise InvalidRequest(
                     f"pinned_layers has {layer}; layers are 0 to {num_layers - 1}", param="pinned_layers"
                 )
-        pinned = self._pinned if order.pinned_layers is None else frozenset(order.pinned_layers)
-        plan = self._plan(pinned) if order.rebalance is not None else None
-        self._pinned = pinned
+        if order.rebalance is not None:
+            if self._loads is None:
+                raise InvalidRequest(
+                    "no traffic has been seen: there is nothing to balance for", param="rebalance"
+                )
+            self._planning.add(order.rebalance == "apply", done, self._clock())
+        if order.pinned_layers is not None:
+            self._pinned = frozenset(order.pinned_layers)
         if order.is_paused is not None:
             self._is_paused = order.is_paused
             if self._is_paused:
                 self._mover.drop()
-        if plan is not None and order.rebalance == "apply":
-            self._mover.order(plan.moves)
-            self._is_ordered, self._state = bool(plan.moves), RebalanceState()
-        return self._answer(plan)
+        if order.rebalance is None:
+            done.set_result(ExpertAnswer(self.status()))
+
+    def fail_orders(self, error: Exception) -> None:
+        """The engine ends: who waits for a plan is told so."""
+        self._planning.fail_all(error)
 
     def load(self, step_share: float | None) -> float | None:
         """Rows of the busiest device over the mean, times the step's share of its target; None: not known."""
@@ -127,10 +143,28 @@ class ExpertBalancing:
             applied_moves=mover.num_applied,
             is_paused=self._is_paused,
             pinned_layers=tuple(sorted(self._pinned)),
-            reason="ordered" if self._is_ordered else self._reason,
+            reason=self._shown_reason,
             alarm=self._state.alarm,
             overlap=mover.overlap,
         )
+
+    @property
+    def _shown_reason(self) -> str:
+        if self._planning.is_busy:
+            return "planning"
+        return "ordered" if self._is_ordered else self._reason
+
+    def _plan_some(self, now_s: float) -> None:
+        """A slice of an operator's plan; when it is whole it is answered and, if that was the order, carried out."""
+        assert self._loads is not None  # no order is taken before
+        made = self._planning.turn(self._mover.placement, self._loads, self._plan_config, self._pinned, now_s)
+        if made is None:
+            return
+        order, plan = made
+        if order.is_apply:
+            self._mover.order(plan.moves)
+            self._is_ordered, self._state = bool(plan.moves), RebalanceState()
+        order.done.set_result(self._answer(plan))
 
     def _look(self, now_s: float, step_share: float | None) -> None:
         """End a window: learn from it and ask the controller."""
@@ -141,7 +175,7 @@ class ExpertBalancing:
             a_step = self._window.sum(axis=1, keepdims=True) / self._window_steps
             self._loads = self._predictor.predict().loads * a_step
             self._window[:], self._window_rows[:], self._window_steps = 0, 0, 0
-        if self._is_ordered:
+        if self._is_ordered or self._planning.is_busy:
             return
         mover = self._mover
         seen = RebalanceObservation(
@@ -176,21 +210,13 @@ class ExpertBalancing:
         weight = self.config.batch_processing.expert_balance_weight
         return replace(PlanConfig(), balance_weight=weight, row_s=self._row_s, move_s=self._mover.move_s)
 
-    def _plan(self, pinned: frozenset[int]) -> RebalancePlan:
-        if self._loads is None:
-            raise InvalidRequest(
-                "no traffic has been seen: there is nothing to balance for", param="rebalance"
-            )
-        return plan_anew(self._mover.placement, self._loads, self._plan_config(), pinned)
-
-    def _answer(self, plan: RebalancePlan | None) -> ExpertAnswer:
-        if plan is None:
-            return ExpertAnswer(self.status())
-        layers = [move.layer for move in plan.moves]
+    def _answer(self, plan: RebalancePlan) -> ExpertAnswer:
+        num_layers = self._mover.placement.num_layers
+        by_layer = np.bincount([move.layer for move in plan.moves], minlength=num_layers)
         return ExpertAnswer(
             self.status(),
             num_moves=len(plan.moves),
-            moves_by_layer=tuple(map(layers.count, range(self._mover.placement.num_layers))),
+            moves_by_layer=tuple(by_layer.tolist()),
             imbalance_before=float(plan.imbalance_before.mean()),
             imbalance_after=float(plan.imbalance_after.mean()),
             saved_rows=plan.saved_rows,

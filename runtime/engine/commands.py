@@ -42,15 +42,17 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class MoveExperts:
-    """Carry out an operator's order about the experts' placement; the future ends with the answer."""
+    """Carry out an operator's order about the experts' placement; the future ends with the answer, maybe some turns later."""
 
     order: ExpertOrder
-    carry_out: Callable[[ExpertOrder], ExpertAnswer]
+    carry_out: Callable[[ExpertOrder, Future[ExpertAnswer]], None]
     done: Future[ExpertAnswer]
 
     def run(self) -> None:
+        if not self.done.set_running_or_notify_cancel():  # nobody waits for it any more
+            return
         try:
-            self.done.set_result(self.carry_out(self.order))
+            self.carry_out(self.order, self.done)
         except Exception as error:
             self.done.set_exception(error)
 

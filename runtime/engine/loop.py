@@ -364,6 +364,8 @@ class EngineLoop:
 
     def _fail_all(self, code: str, message: str) -> None:
         events = self._streams.fail_all(code, message)
+        if self._steering is not None and self._steering.balancing is not None:
+            self._steering.balancing.fail_orders(Unavailable(message))
         while True:
             try:
                 command = self._commands.get_nowait()

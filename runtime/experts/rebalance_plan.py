@@ -5,7 +5,7 @@ expected to hold, are worth more time than the copy takes.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -109,23 +109,67 @@ def plan_anew(
 
     Layers whose moves cost more than they save keep what they have.
     """
-    loads = checked_loads(loads, placement.num_experts, placement.num_layers)
-    shape = SlotShape(
-        placement.num_experts,
-        placement.num_devices,
-        placement.slots_per_device,
-        config.num_groups,
-        config.num_nodes,
-    )
-    widening = None if uncertainty is None or config.confidence == 0 else config.confidence * uncertainty
-    target = balance(loads, shape, uncertainty=widening)
-    moves = plan_moves(placement, target, config.nodes_apart)
-    num_moves = np.bincount([move.layer for move in moves], minlength=placement.num_layers)
-    tops = [_on_devices(p, loads, config).max(axis=1) for p in (placement, target)]
-    is_worth = tops[0] - tops[1] > num_moves * config.min_saving
-    is_worth[_checked(pinned_layers, placement)] = False
-    kept = tuple(move for move in moves if is_worth[move.layer])
-    return _plan(placement, target, kept, loads, config)
+    making = PlanAnew(placement, loads, config, uncertainty)
+    making.advance(placement.num_layers)
+    return making.finish(pinned_layers)
+
+
+class PlanAnew:
+    """`plan_anew`, made some layers at a time: layers have nothing to do with each other.
+
+    num_left: layers that are not planned yet.
+    """
+
+    def __init__(
+        self,
+        placement: ExpertPlacement,
+        loads: np.ndarray,
+        config: PlanConfig,
+        uncertainty: np.ndarray | None = None,
+    ) -> None:
+        self.placement, self.config = placement, config
+        self.num_left = placement.num_layers
+        self._loads = checked_loads(loads, placement.num_experts, placement.num_layers).copy()
+        self._widening = (
+            None if uncertainty is None or config.confidence == 0 else config.confidence * uncertainty
+        )
+        self._moves: list[Move] = []
+        self._by_device: list[
+            tuple[np.ndarray, np.ndarray]
+        ] = []  # of the layers planned: [l, D] before and after
+
+    def advance(self, num_layers: int) -> None:
+        """Plan the next so many layers, or those that are left."""
+        first = self.placement.num_layers - self.num_left
+        layers = slice(first, first + num_layers)
+        before, loads, config = self.placement, self._loads[layers], self.config
+        if not len(loads):
+            return
+        shape = SlotShape(
+            before.num_experts,
+            before.num_devices,
+            before.slots_per_device,
+            config.num_groups,
+            config.num_nodes,
+        )
+        before = ExpertPlacement(before.slot_experts[layers], before.num_devices, before.num_experts)
+        widening = None if self._widening is None else self._widening[layers]
+        target = balance(loads, shape, uncertainty=widening)
+        moves = plan_moves(before, target, config.nodes_apart)
+        self._moves += [replace(move, layer=move.layer + first) for move in moves]
+        self._by_device.append((_on_devices(before, loads, config), _on_devices(target, loads, config)))
+        self.num_left -= len(loads)
+
+    def finish(self, pinned_layers: frozenset[int] = frozenset()) -> RebalancePlan:
+        """The plan once no layer is left. ValueError before that."""
+        if self.num_left:
+            raise ValueError(f"{self.num_left} layers are not planned yet")
+        was, becomes = (np.concatenate(parts) for parts in zip(*self._by_device, strict=True))
+        num_moves = np.bincount([move.layer for move in self._moves], minlength=len(was))
+        is_worth = was.max(axis=1) - becomes.max(axis=1) > num_moves * self.config.min_saving
+        is_worth[_checked(pinned_layers, self.placement)] = False
+        kept = tuple(move for move in self._moves if is_worth[move.layer])
+        return _priced(kept, was, np.where(is_worth[:, None], becomes, was), self.config)
 
 
 def _cut(placement: ExpertPlacement, found: Improvement, config: PlanConfig) -> tuple[Move, ...]:
@@ -154,7 +198,13 @@ def _plan(
         if move.is_exchange:
             slot_experts[move.layer, move.from_slot] = old
     after = ExpertPlacement(slot_experts, target.num_devices, target.num_experts)
-    was, becomes = _on_devices(before, loads, config), _on_devices(after, loads, config)
+    return _priced(moves, _on_devices(before, loads, config), _on_devices(after, loads, config), config)
+
+
+def _priced(
+    moves: tuple[Move, ...], was: np.ndarray, becomes: np.ndarray, config: PlanConfig
+) -> RebalancePlan:
+    """With loads of devices [L, D] before and after the moves."""
     saved = float((was.max(axis=1) - becomes.max(axis=1)).sum())
     num_copied = sum(2 if move.is_exchange else 1 for move in moves)
     return RebalancePlan(

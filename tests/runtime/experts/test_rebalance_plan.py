@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from runtime.experts.balancer import SlotShape, balance
 from runtime.experts.placement import ExpertPlacement, apply
-from runtime.experts.rebalance_plan import PlanConfig, plan_anew, plan_improvement
+from runtime.experts.rebalance_plan import PlanAnew, PlanConfig, plan_anew, plan_improvement
 from runtime.experts.shares import device_loads, imbalance, slot_shares
 from tests.runtime.experts.expert_cases import zipf
 
@@ -66,6 +66,25 @@ def test_layers_that_gain_most_come_first_and_pinned_ones_not_at_all():
 
 def test_a_plan_from_scratch_is_near_perfect():
     assert plan_anew(START, LOADS, PlanConfig()).imbalance_after.max() < 0.02
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_a_plan_made_in_slices_is_the_same_plan(width, weight):
+    start, loads = ExpertPlacement.uniform(5, 32, 4, 9), zipf(5, 32)
+    unsure = loads[:, ::-1] * 0.1
+    config, pinned = PlanConfig(balance_weight=weight, plan_life_steps=4), frozenset({3})
+    making = PlanAnew(start, loads, config, unsure)
+    with pytest.raises(ValueError, match="5 layers are not planned yet"):
+        making.finish()
+    while making.num_left:
+        making.advance(width)
+    making.advance(width)  # nothing left: nothing happens
+    found, whole = making.finish(pinned), plan_anew(start, loads, config, pinned, unsure)
+    assert found.moves == whole.moves
+    assert {move.layer for move in found.moves} < {0, 1, 2, 4} | {None}
+    np.testing.assert_allclose(found.imbalance_after, whole.imbalance_after)
+    assert (found.cost_s, found.saved_rows) == pytest.approx((whole.cost_s, whole.saved_rows))
 
 
 def test_experts_stay_on_their_node():

@@ -1,0 +1,101 @@
+"""ExpertPlanning: full rebalances that operators asked for, planned a few layers between two launches.
+
+A full plan of a large model takes many times what a launch may wait. So each turn plans as many layers as take about SLICE_S,
+for the placement and the loads of when the plan was begun. Owned by the engine's thread. Imports no JAX.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.engine.expert_status import ExpertAnswer
+from runtime.errors import Unavailable
+from runtime.experts.placement import ExpertPlacement
+from runtime.experts.rebalance_plan import PlanAnew, PlanConfig, RebalancePlan
+from runtime.experts.rebalancing import Reason
+
+SLICE_S = 2e-3  # what one turn may take
+DEADLINE_S = 25.0  # for the whole plan: before the HTTP caller gives up
+MAX_ORDERS = 8  # that wait for their plan
+
+
+@dataclass(eq=False)
+class PlanOrder:
+    """Whether the plan is to be carried out or only shown, and who waits for it."""
+
+    is_apply: bool
+    done: Future[ExpertAnswer]
+    ordered_s: float
+    making: PlanAnew | None = None
+
+
+class ExpertPlanning:
+    """Orders in turn, one plan at a time."""
+
+    def __init__(self, timer: Callable[[], float] = time.perf_counter) -> None:
+        self._timer = timer
+        self._orders = deque[PlanOrder]()
+        self._num_layers = 1  # of the next slice
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._orders)
+
+    def add(self, is_apply: bool, done: Future[ExpertAnswer], now_s: float) -> None:
+        """Raises Unavailable where too many wait already."""
+        if len(self._orders) >= MAX_ORDERS:
+            raise Unavailable(
+                f"{MAX_ORDERS} rebalance plans are being made already; ask again when they are answered",
+                retry_after_s=1.0,
+            )
+        self._orders.append(PlanOrder(is_apply, done, now_s))
+
+    def turn(
+        self,
+        placement: ExpertPlacement,
+        loads: np.ndarray,
+        config: Callable[[], PlanConfig],
+        pinned: frozenset[int],
+        now_s: float,
+    ) -> tuple[PlanOrder, RebalancePlan] | None:
+        """Plan some layers of the first order; the order and its plan once that is whole.
+
+        An order whose plan is late, or was made for another placement, ends here with the reason; so does one whose plan
+        fails. pinned: layers that keep what they have, as of now.
+        """
+        order = self._orders[0]
+        try:
+            if now_s - order.ordered_s > DEADLINE_S:
+                raise Unavailable(f"{Reason.OVERDUE}: no plan after {DEADLINE_S:g} s; nothing was moved")
+            if order.making is None:
+                order.making = PlanAnew(placement, loads, config())
+            elif order.making.placement is not placement:
+                raise Unavailable(
+                    f"{Reason.CHANGED_UNDER_PLAN}: experts moved while the plan was made; nothing of it is carried out"
+                )
+            if order.making.num_left:
+                self._advance(order.making)
+                return None
+            plan = order.making.finish(pinned)
+        except Exception as error:
+            self._orders.popleft()
+            order.done.set_exception(error)
+            return None
+        self._orders.popleft()
+        return order, plan
+
+    def fail_all(self, error: Exception) -> None:
+        """The engine ends: nobody waits in vain."""
+        while self._orders:
+            self._orders.popleft().done.set_exception(error)
+
+    def _advance(self, making: PlanAnew) -> None:
+        start = self._timer()
+        making.advance(self._num_layers)
+        spent = max(1e-9, self._timer() - start)
+        fitting = int(self._num_layers * SLICE_S / spent)
+        self._num_layers = max(1, min(fitting, 2 * self._num_layers))

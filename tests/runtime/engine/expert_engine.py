@@ -1,0 +1,40 @@
+"""What the mover and the balancing need of an engine, in memory: which expert's weights each slot holds, and the tables set."""
+
+import numpy as np
+
+from runtime.config import EngineConfig, parse_config
+from runtime.experts.placement import ExpertPlacement, Move
+
+
+class SlotsInMemory:
+    """weights: int [L, S], the expert whose weights are in each slot. tables: the last table of copies of each layer."""
+
+    overlap: dict = {}  # noqa: RUF012 - never written
+
+    def __init__(self, placement: ExpertPlacement) -> None:
+        self.weights = placement.slot_experts.copy()
+        self.tables: dict[int, np.ndarray] = {}
+        self.num_measured = 0
+
+    def measure_move(self) -> float:
+        self.num_measured += 1
+        return 1e-6
+
+    def move_expert(self, move: Move) -> None:
+        row = self.weights[move.layer]
+        moved, displaced = row[move.from_slot], row[move.to_slot]
+        row[move.to_slot] = moved
+        if move.is_exchange:
+            row[move.from_slot] = displaced
+
+    def set_copies(self, layer: int, table: np.ndarray) -> None:
+        self.tables[layer] = table
+
+
+def expert_config(**batch_processing: float) -> EngineConfig:
+    return parse_config(
+        {
+            "parallel": {"expert_parallel_size": 4, "redundant_experts": 4, "moves_per_step": 3},
+            "batch_processing": {"dynamic_adjust_window": "1s"} | batch_processing,
+        }
+    )

@@ -1,0 +1,139 @@
+"""The balancing between two launches: windows become moves, orders are planned without a stall, and who waits is answered."""
+
+from concurrent.futures import CancelledError, Future
+
+import numpy as np
+import pytest
+
+from runtime.adaptive.decision import DecisionLog
+from runtime.engine.balancing import ExpertBalancing
+from runtime.engine.commands import MoveExperts
+from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_status import ExpertOrder
+from runtime.errors import InvalidRequest, Unavailable
+from runtime.experts.placement import ExpertPlacement
+from runtime.experts.shares import device_loads
+from tests.runtime.engine.expert_engine import SlotsInMemory, expert_config
+from tests.runtime.experts.expert_cases import zipf
+
+LAYERS, EXPERTS = 3, 16
+TOKENS = np.round(zipf(LAYERS, EXPERTS)).astype(np.int64)
+
+
+class Served:
+    """A balancing with a clock of its own. One step of TOKENS a `step`."""
+
+    def __init__(self, **batch_processing: float) -> None:
+        self.now_s = 0.0
+        self.start = ExpertPlacement.uniform(LAYERS, EXPERTS, 4, 5)
+        self.slots = SlotsInMemory(self.start)
+        self.mover = ExpertMover(self.slots, self.start)
+        self.decisions = DecisionLog(64)
+        self.balancing = ExpertBalancing(
+            expert_config(**batch_processing), self.mover, self.decisions, lambda: self.now_s
+        )
+
+    def step(self, step_share: float | None = 0.1) -> None:
+        rows = np.round(device_loads(self.mover.placement, TOKENS)).astype(np.int64)
+        self.balancing.on_step(TOKENS, rows, 1, 0.1)
+        self.now_s += 1.0
+        self.balancing.turn(self.now_s, step_share)
+        np.testing.assert_array_equal(self.slots.weights, self.mover.placement.slot_experts)
+
+    def order(self, **wishes) -> Future:
+        done: Future = Future()
+        MoveExperts(ExpertOrder(**wishes), self.balancing.carry_out, done).run()
+        return done
+
+
+def test_a_full_load_moves_experts_until_devices_are_even():
+    served = Served()
+    for _ in range(40):
+        served.step(step_share=0.7)
+    before, after = (device_loads(p, TOKENS).max() for p in (served.start, served.mover.placement))
+    assert after < before
+    assert served.mover.num_applied > 0
+    assert any(reason == "started" for _, reason in served.decisions.counts)
+
+
+def test_a_light_load_moves_nothing():
+    served = Served()
+    for _ in range(10):
+        served.step(step_share=0.1)
+    assert served.mover.num_applied == 0
+    assert served.balancing.status().reason == "below_threshold"
+
+
+def test_an_order_is_planned_in_later_turns_and_nothing_moves_meanwhile():
+    served = Served()
+    served.step()
+    shown, applied = served.order(rebalance="plan"), served.order(rebalance="apply")
+    assert not shown.done()
+    assert served.balancing.status().reason == "planning"
+    while not applied.done():
+        assert served.mover.placement is served.start
+        served.step(step_share=0.9)  # the controller would move something
+    assert (shown.result().num_moves, shown.result().imbalance_after) == (
+        applied.result().num_moves,
+        applied.result().imbalance_after,
+    )
+    assert served.balancing.status().reason == "ordered"
+    assert applied.result().status.waiting_moves == applied.result().num_moves > 0
+    for _ in range(100):
+        served.step()
+    assert served.mover.num_applied == applied.result().num_moves
+    assert sum(applied.result().moves_by_layer) == applied.result().num_moves
+
+
+def test_a_placement_that_changed_ends_the_order_with_its_reason():
+    served = Served()
+    served.step()
+    done = served.order(rebalance="apply")
+    served.step()
+    served.mover.placement = ExpertPlacement.uniform(LAYERS, EXPERTS, 4, 5)
+    served.slots.weights = served.mover.placement.slot_experts.copy()
+    served.step()
+    with pytest.raises(Unavailable, match="changed_under_plan"):
+        done.result(0)
+    assert served.mover.num_waiting == 0
+
+
+def test_an_order_that_does_not_fit_changes_nothing():
+    served = Served()
+    for wish, field in (
+        ({"rebalance": "apply", "is_paused": True}, "no traffic has been seen"),
+        ({"pinned_layers": (0, LAYERS), "is_paused": True}, "pinned_layers has 3; layers are 0 to 2"),
+    ):
+        with pytest.raises(InvalidRequest, match=field):
+            served.order(**wish).result(0)
+    status = served.balancing.status()
+    assert (status.is_paused, status.pinned_layers) == (False, ())
+
+
+def test_nobody_waits_for_an_engine_that_ended():
+    served = Served()
+    served.step()
+    done = served.order(rebalance="plan")
+    served.balancing.fail_orders(Unavailable("the engine is stopped"))
+    with pytest.raises(Unavailable, match="stopped"):
+        done.result(0)
+
+
+def test_an_order_whose_caller_gave_up_is_not_carried_out():
+    served = Served()
+    done: Future = Future()
+    done.cancel()
+    MoveExperts(ExpertOrder(is_paused=True), served.balancing.carry_out, done).run()
+    assert not served.balancing.status().is_paused
+    with pytest.raises(CancelledError):
+        done.result(0)
+
+
+def test_a_caller_that_gives_up_while_its_plan_is_made_harms_nobody():
+    served = Served()
+    served.step()
+    done = served.order(rebalance="plan")
+    assert not done.cancel()
+    for _ in range(10):
+        served.step()
+    assert done.result(0).num_moves > 0
