@@ -42,7 +42,7 @@ def pair_quality(num_devices: int, num_seeds: int, num_layers: int = NUM_LAYERS)
         np.concatenate(rows, axis=1).mean(axis=1).tolist()
     )
     one = steady_traffic(0).rates[:1]  # all layers have the same rates in another order
-    least = float(lowest_pair(one, num_devices, is_exact=True)[0] * num_devices / one.sum())
+    least = float(lowest_pair(one, num_devices)[0] * num_devices / one.sum())
     return {
         "devices": num_devices,
         "slots_per_device": 2,

@@ -1,0 +1,56 @@
+"""Replay: what a placement is judged on is never what it was made from, nor do shares see the step they act in."""
+
+import numpy as np
+
+from runtime.bench.expert_loads import read_recorded
+from runtime.bench.expert_replay import _leaning, held_out, judge, replay_synthetic, steady_traffic
+from runtime.experts.balancer import SlotShape
+from runtime.experts.placement import ExpertPlacement
+from runtime.experts.shares import imbalance
+
+
+def test_a_window_is_never_judged_on_what_its_placement_was_made_from():
+    """With windows that have nothing in common a placement of the window before must be bad, the oracle's good."""
+    rng = np.random.default_rng(0)
+    windows = []
+    for turn in range(4):
+        counts = np.ones((8, 2, 64), np.int64)
+        counts[:, :, rng.permutation(64)[:16]] = 100
+        windows.append((f"task {turn}", counts))
+    found = judge(windows, 1, SlotShape(64, 8, 9), has_keys=False)
+    assert found["last_window"].shape == (3, 2)
+    assert found["oracle"].mean() < 0.1
+    assert found["last_window"].mean() > 0.3
+
+
+def test_keys_beat_the_last_window_on_held_out_halves():
+    found = held_out(read_recorded(None), 8, 9, block=2)
+    assert found["judged_windows"] == 12
+    assert found["predicted_with_keys"] < 0.1 < found["predicted"] < found["last_window"]
+
+
+def test_steady_synthetic_loads():
+    found = replay_synthetic(32, 9, num_seeds=1)["policies"]
+    assert found["lower_bound"]["mean"] <= found["oracle"]["mean"] < found["true_rates"]["mean"]
+    assert found["predicted"]["mean"] < found["last_window"]["mean"] < 0.1
+
+
+def test_shares_follow_the_steps_before_and_not_the_one_they_act_in():
+    """Expert 0 is on devices 0 and 1; device 0 also has the 1, device 1 the 2. Which of these is hot changes in step two."""
+    placement = ExpertPlacement(np.array([[0, 1, 0, 2]]), 2, 3)
+    first, second = np.array([[10.0, 10, 0]]), np.array([[10.0, 0, 10]])
+    foreseen = _leaning(placement, first, np.array([first, first]))
+    surprised = _leaning(placement, first, np.array([first, second]))
+    assert imbalance(foreseen)[0] < 0.01
+    assert surprised.tolist() == [[10, 30]]  # step two still leans away from the 1
+
+
+def test_traffic_seen_is_not_the_traffic_judged():
+    one, again, other = steady_traffic(3), steady_traffic(3), steady_traffic(4)
+    np.testing.assert_array_equal(one.window, again.window)
+    assert (one.window != one.last).any()
+    assert (one.window != other.window).any()
+    error, noise = (
+        np.abs(x / x.sum(axis=1, keepdims=True) - one.rates).sum() for x in (one.prediction.loads, one.last)
+    )
+    assert error < noise  # eight windows tell more than one
