@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from runtime.config_values import Duration, SizeField, UtcTime
+from runtime.config_values import Duration, SizeField, UtcTime, parse_address
 
 RungSize = Annotated[int, Field(ge=1, le=1 << 16)]
+HostTimeout = Annotated[Duration, Field(ge=1, le=3600)]
 MAX_RUNGS = 256  # of a phase: each is a compile and an executable in memory
 
 
@@ -173,6 +174,52 @@ class ParallelConfig(_Section):
         "two micro-batches a step; auto: in each rung where a measurement at its warm-up says that it pays",
     )
     moves_per_step: int = _live(2, "expert weights moved between two steps at most", ge=1, le=1024)
+    hosts: int = _restart(
+        1, "processes that share the devices; host 0 serves, the others follow it", ge=1, le=256
+    )
+    host_id: int = _restart(0, "which of the hosts this process is; 0 leads", ge=0, le=255)
+    coordinator: str = _restart(
+        "", "host:port of host 0 for JAX's coordination; the next port carries commands", max_length=255
+    )
+    command_port: int = _restart(
+        0, "port of host 0 for commands to the others; 0: the coordinator's and one", ge=0, le=65535
+    )
+    host_timeout: HostTimeout = _restart("10s", "silence after which another host counts as gone")
+    host_start_timeout: HostTimeout = _restart("2min", "longest wait for the other hosts at the start")
+
+    @property
+    def coordinator_address(self) -> tuple[str, int]:
+        """Raises ValueError for what is not host:port."""
+        return parse_address(self.coordinator)
+
+    @property
+    def command_address(self) -> tuple[str, int]:
+        host, port = self.coordinator_address
+        return host, self.command_port or port + 1
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        if self.host_id >= self.hosts:
+            raise ValueError(
+                f"parallel.host_id is {self.host_id}; with parallel.hosts of {self.hosts} it is at most {self.hosts - 1}"
+            )
+        num_devices = self.expert_parallel_size * self.tensor_parallel_size
+        if num_devices % self.hosts:
+            raise ValueError(
+                f"parallel.hosts is {self.hosts}; expert_parallel_size {self.expert_parallel_size} x "
+                f"tensor_parallel_size {self.tensor_parallel_size} makes {num_devices} devices, which do not divide "
+                "into so many hosts"
+            )
+        if self.hosts > 1 or self.coordinator:
+            try:
+                self.coordinator_address  # noqa: B018 - raises
+            except ValueError as error:
+                raise ValueError(f"parallel.coordinator: {error}") from None
+            if self.command_address[1] == self.coordinator_address[1]:
+                raise ValueError(
+                    f"parallel.command_port is {self.command_port}, the coordinator's own port; another one is needed"
+                )
+        return self
 
 
 class KvCacheConfig(_Section):

@@ -47,6 +47,16 @@ class DeviceMesh:
         return self.mesh.shape[TENSOR_AXIS]
 
     @property
+    def num_hosts(self) -> int:
+        """Processes that have devices of it."""
+        return len({device.process_index for device in self.mesh.devices.flat})
+
+    @property
+    def num_local(self) -> int:
+        """Devices of this process."""
+        return len(self.mesh.local_devices)
+
+    @property
     def local_arch(self) -> Architecture:
         """What one device computes: its share of the heads."""
         n = self.num_tensor
@@ -86,8 +96,12 @@ class DeviceMesh:
 
     def put(self, host: np.ndarray) -> jax.Array:
         """The same array on every device."""
-        sharding = self.sharding(PartitionSpec())
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+        return self.spread(PartitionSpec(), host)
+
+    def spread(self, spec: PartitionSpec, whole: Any) -> jax.Array:
+        """An array of which every host has a whole copy, each device getting its part."""
+        host = np.asarray(whole)
+        return jax.make_array_from_callback(host.shape, self.sharding(spec), lambda index: host[index])
 
     def _by_tensor_shard(self, array: ArraySpec, host: np.ndarray) -> np.ndarray:
         """Stacked blocks (q, k, v; gate, up) reordered, so that each tensor shard's part holds its share of each.
@@ -120,20 +134,33 @@ def make_device_mesh(parallel: ParallelConfig, arch: Architecture) -> DeviceMesh
     _check_sizes(parallel, arch)
     if shards * tensor == 1:
         return None
-    devices = jax.devices()
-    if len(devices) < shards * tensor:
-        raise ModelLoadError(
-            f"parallel.expert_parallel_size {shards} x parallel.tensor_parallel_size {tensor} needs "
-            f"{shards * tensor} devices, {len(devices)} are present",
-            param="parallel.expert_parallel_size",
-        )
+    devices = _devices_of_hosts(parallel)
     if parallel.exchange == "ragged" and devices[0].platform == "cpu":
         raise ModelLoadError(
             "parallel.exchange is ragged, which CPUs do not have; auto, gather and all_to_all are allowed",
             param="parallel.exchange",
         )
-    grid = np.array(devices[: shards * tensor]).reshape(shards, tensor)
+    grid = np.array(devices).reshape(shards, tensor)
     return DeviceMesh(Mesh(grid, (EXPERT_AXIS, TENSOR_AXIS)), arch)
+
+
+def _devices_of_hosts(parallel: ParallelConfig) -> list[jax.Device]:
+    """An equal number of each host, host after host. Raises ModelLoadError where one has too few."""
+    shards, tensor, hosts = parallel.expert_parallel_size, parallel.tensor_parallel_size, parallel.hosts
+    by_host: dict[int, list[jax.Device]] = {host: [] for host in range(hosts)}
+    for device in jax.devices():
+        by_host.setdefault(device.process_index, []).append(device)
+    wanted = shards * tensor // hosts
+    for host, devices in by_host.items():
+        if len(devices) < wanted:
+            whose = "" if hosts == 1 else f" on each of {hosts} hosts"
+            where = "are present" if hosts == 1 else f"are present on host {host}"
+            raise ModelLoadError(
+                f"parallel.expert_parallel_size {shards} x parallel.tensor_parallel_size {tensor} needs "
+                f"{wanted} devices{whose}, {len(devices)} {where}",
+                param="parallel.expert_parallel_size",
+            )
+    return [device for host in range(hosts) for device in by_host[host][:wanted]]
 
 
 def slots_per_device(parallel: ParallelConfig, arch: Architecture) -> int:

@@ -7,10 +7,11 @@ left to the loop's thread, so that HTTP can say "loading" meanwhile.
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +23,19 @@ from runtime.cache.kv_pool import bytes_per_page
 from runtime.config import EngineConfig, KvCacheConfig
 from runtime.engine.chat_template import ChatTemplate
 from runtime.engine.device_arrays import DeviceArrays, start_placement, weight_specs
+from runtime.engine.device_work import DeviceWork
+from runtime.engine.distributed import start_distributed
 from runtime.engine.engine import Engine
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.grammar import GrammarCompiler
+from runtime.engine.host_greeting import make_greeting, shaping_sections
+from runtime.engine.leader import Leader
 from runtime.engine.loop import EngineLoop, Loaded
 from runtime.engine.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 from runtime.errors import ModelLoadError
-from runtime.ladder.compiler import StepCompiler, enable_persistent_cache
+from runtime.experts.placement import ExpertPlacement
+from runtime.ladder.compiler import CompiledStep, StepCompiler, enable_persistent_cache
+from runtime.ladder.host_rungs import HostRungs
 from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.late_compiles import monitor
 from runtime.ladder.mesh_steps import MeshSteps
@@ -76,19 +83,27 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
     set_xla_flags()
     if config.parallel.micro_batch_overlap != "off":
         check_overlap_flags()
-    path = Path(config.model.path) if config.model.path else EMBEDDED_MODEL
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(f"{path.name}: no config.json in the model folder")
+    if config.parallel.host_id != 0:
+        raise ModelLoadError(
+            f"parallel.host_id is {config.parallel.host_id}; host 0 serves, the others are started as "
+            "python -m runtime.engine.follower",
+            param="parallel.host_id",
+        )
+    path = model_folder(config)
     arch = load_architecture(path)
     tokenizer = _tokenizer(config, path, arch)
     max_context = context_limit(config, arch)
     grammars = GrammarCompiler(tokenizer, arch.vocab_size)
+    leader = None
+    if config.parallel.hosts > 1:
+        leader = Leader(config.parallel, make_greeting(config, path), shaping_sections(config))
     loop = EngineLoop(
         config,
         ModelLimits(max_context, arch.vocab_size),
         tokenizer,
         grammars,
-        load=partial(load_engine, config, path, arch, tokenizer.eos_ids, max_context),
+        load=partial(load_engine, config, path, arch, tokenizer.eos_ids, max_context, leader),
+        leader=leader,
     )
     card = ModelCard(
         name=config.model.served_name or path.name,
@@ -98,6 +113,14 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         aliases=config.model.aliases,
     )
     return BuiltEngine(loop, tokenizer, ChatTemplate.from_folder(path), grammars, card)
+
+
+def model_folder(config: EngineConfig) -> Path:
+    """Raises ModelLoadError where there is no model."""
+    path = Path(config.model.path) if config.model.path else EMBEDDED_MODEL
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"{path.name}: no config.json in the model folder")
+    return path
 
 
 def _tokenizer(config: EngineConfig, path: Path, arch: Architecture) -> Tokenizer:
@@ -123,8 +146,50 @@ def load_engine(
     arch: Architecture,
     eos_ids: tuple[int, ...],
     max_context: int,
+    leader: Leader | None = None,
 ) -> Loaded:
-    """Weights, pages and the first compiles; runs in the engine's thread."""
+    """Weights, pages and the first compiles; runs in the engine's thread. leader: of several hosts, awaited first."""
+    if leader is not None:
+        leader.gather()
+        start_distributed(config.parallel)
+    found = load_devices(config, path, arch, max_context, leader, others=leader and leader.rungs)
+    engine = Engine(arch, found.shape, found.ladder, found.work, eos_ids, leader)
+    engine.forces_halves = config.parallel.micro_batch_overlap == "on"
+    scheduler = _make_scheduler(config, engine, found.num_pages, max_context, eos_ids)
+    mover = ExpertMover(engine, found.placement) if found.placement is not None else None
+    return Loaded(engine, scheduler, mover)
+
+
+class OtherHosts(Protocol):
+    """What loading asks of the others."""
+
+    def smallest(self, number: int) -> int:
+        """The smallest of the numbers that all hosts say."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDevices:
+    """What every host has of an engine. num_pages: of one shard."""
+
+    work: DeviceWork
+    shape: StepShape
+    ladder: BucketLadder
+    placement: ExpertPlacement | None
+    num_pages: int
+
+
+def load_devices(
+    config: EngineConfig,
+    path: Path,
+    arch: Architecture,
+    max_context: int,
+    hosts: OtherHosts | None = None,
+    *,
+    others: HostRungs | None = None,
+    on_compiled: Callable[[CompiledStep], None] = lambda step: None,
+) -> LoadedDevices:
+    """This host's part of the arrays, and the first compiles ordered."""
     with monitor.expected_compiles():
         # Settled before anything is traced: the native backend may have to be compiled first.
         log.info("products: %s", choose_backend(tuple(IMPLEMENTATIONS)).reason)
@@ -137,6 +202,8 @@ def load_engine(
         placement = start_placement(config.parallel, arch)
         specs = weight_specs(arch, dtype, placement)
         num_pages = count_pages(config.kv_cache, arch, shape, dtype, specs, mesh)
+        if hosts is not None:
+            num_pages = hosts.smallest(num_pages)
         arrays = DeviceArrays(arch, shape, num_pages, dtype, mesh, placement)
         compiler = StepCompiler(
             arch,
@@ -144,6 +211,8 @@ def load_engine(
             arrays.abstract_state(),
             num_workers=config.ladder.compile_workers,
             mesh_steps=MeshSteps(mesh, shape, config.parallel, arrays.cuts()) if mesh is not None else None,
+            others=others,
+            on_done=on_compiled,
         )
         compiler.compile(ladder.compile_order())  # compiling and loading share the time
         try:
@@ -152,10 +221,7 @@ def load_engine(
         except BaseException:
             compiler.shutdown()
             raise
-    engine = Engine(arch, shape, ladder, compiler, state, eos_ids, mesh)
-    engine.forces_halves = config.parallel.micro_batch_overlap == "on"
-    scheduler = _make_scheduler(config, engine, num_pages, max_context, eos_ids)
-    return Loaded(engine, scheduler, ExpertMover(engine, placement) if placement is not None else None)
+    return LoadedDevices(DeviceWork(compiler, state, mesh), shape, ladder, placement, num_pages)
 
 
 def _shard_shape(config: EngineConfig, ladder: BucketLadder, max_context: int, num_shards: int) -> StepShape:
@@ -206,7 +272,7 @@ def count_pages(
     else:
         weights, page_bytes = mesh.part_nbytes(specs), page_bytes // mesh.num_tensor
         if jax.default_backend() == "cpu":  # virtual devices share the machine's memory
-            memory //= mesh.num_shards * mesh.num_tensor
+            memory //= mesh.num_local
     budget = kv.kv_cache_size.of(max(0, memory - weights))
     useful = 2 * shape.num_slots * shape.pages_per_row
     num_pages = min(budget // page_bytes, useful) + 1  # and the dummy page

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from runtime.cache.kv_pool import KVPool, abstract_kv_pool, make_kv_pool
 from runtime.config import ParallelConfig
-from runtime.engine.engine import DeviceState
+from runtime.engine.device_work import DeviceState
 from runtime.experts.copies import copies_table, num_places
 from runtime.experts.placement import ExpertPlacement
 from runtime.ladder.compiler import AbstractState
@@ -98,7 +98,7 @@ class DeviceArrays:
         )
         num_slots = self._mesh.num_shards * (self._shape.num_slots + 1)
         sampling: SamplingState = make_sampling_state(num_slots - 1, self._arch.vocab_size)
-        sampling = jax.device_put(sampling, self._mesh.sharding(SHARDS))
+        sampling = jax.tree.map(partial(self._mesh.spread, SHARDS), sampling)
         if self.placement is not None:
             for layer, table in enumerate(copies_table(self.placement)):
                 params = with_copies(params, layer, self._mesh.put(table))

@@ -1,50 +1,48 @@
-"""Engine: owns the arrays on the device; launches a StepPlan and collects its tokens. No threads, no policy.
+"""Engine: launches a StepPlan and collects its tokens. No threads, no policy.
 
-A launch returns at once; its tokens are read by `collect`, normally after the next step was launched. Everything a
-launch replaces is donated, so the arrays held here are always the newest.
+A launch returns at once; its tokens are read by `collect`, normally after the next step was launched. The arrays are
+DeviceWork's, which is told what to do by commands; on several hosts the others get the same commands first.
 """
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 from zlib import crc32
 
 import jax
 import numpy as np
 
-from runtime.cache.kv_pool import KVPool
+from runtime.engine.device_commands import (
+    CompileRungs,
+    DeviceCommand,
+    KeepRungs,
+    MoveWeights,
+    RunStep,
+    ScorePrompt,
+    SetCopies,
+    SetMask,
+    WriteRow,
+)
+from runtime.engine.device_work import DeviceWork
 from runtime.engine.expert_status import OverlapChoice
 from runtime.engine.score_reading import PromptScores, ScoreChunk, read_logprobs, read_scores
 from runtime.experts.layer import ExpertLoad
 from runtime.experts.placement import Move
-from runtime.experts.weights import MoEParams
 from runtime.ladder.batch import DECODE_HEADER, pack, packed_len
 from runtime.ladder.bucket import Bucket
-from runtime.ladder.compiler import MOVE_EXPERT, StepCompiler, sampler_name
 from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.shard_packing import columns_of, pack_shards, rung_size, split_plan
-from runtime.ladder.step import SCORE_CHUNK, RowState, StepOutput, StepShape
+from runtime.ladder.step import SCORE_CHUNK, StepOutput, StepShape
 from runtime.ladder.step_profile import profile_scopes
 from runtime.mesh import DeviceMesh
 from runtime.model.architecture import Architecture
-from runtime.model.params import Params, with_copies
-from runtime.model.sampling import SamplingState, pack_row
+from runtime.model.sampling import pack_row
 from runtime.request import TokenLogprob
 from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
 
 MEASURED_TURNS = 3
 MIN_OVERLAP_GAIN = 0.02  # less is noise
-
-
-@dataclass(slots=True)
-class DeviceState:
-    """The arrays that live on the device; every field is replaced by the launch that donates it."""
-
-    params: Params
-    pool: KVPool
-    rows: RowState
-    sampling: SamplingState
-    hidden: jax.Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +78,16 @@ class CollectedStep:
     )  # [L, devices], experts' rows
 
 
+class Followers(Protocol):
+    """The other hosts of an engine."""
+
+    def send(self, command: DeviceCommand) -> None:
+        """To all of them, in the order of the calls. Raises HostGone."""
+
+    def give_up(self, error: str) -> None:
+        """What was sent cannot be carried out here: the hosts have parted."""
+
+
 class Engine:
     """Not thread-safe: one thread owns it."""
 
@@ -88,15 +96,13 @@ class Engine:
         arch: Architecture,
         shape: StepShape,
         ladder: BucketLadder,
-        compiler: StepCompiler,
-        state: DeviceState,
+        work: DeviceWork,
         eos_ids: tuple[int, ...],
-        mesh: DeviceMesh | None = None,
+        followers: Followers | None = None,
     ) -> None:
-        """shape: of one shard. mesh: of several devices, which the compiled functions are for."""
-        self.mesh = mesh
-        self.arch, self.shape, self.ladder, self.compiler = arch, shape, ladder, compiler
-        self._state = state
+        """shape: of one shard. followers: hosts that carry out each command too; None: this process is alone."""
+        self.arch, self.shape, self.ladder = arch, shape, ladder
+        self.compiler, self._work, self._followers = work.compiler, work, followers
         self._eos_ids = eos_ids
         self._max_decode_steps = 1
         self._warm: set[Bucket] = set()
@@ -106,6 +112,11 @@ class Engine:
         self.forces_halves = False
         self._has_launched = False
         self.scope_shares: dict[str, Mapping[str, float]] = {}  # by rung, of those that were profiled
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """Of several devices, which the compiled functions are for."""
+        return self._work.mesh
 
     @property
     def num_shards(self) -> int:
@@ -135,17 +146,21 @@ class Engine:
     def keep_rungs(self, buckets: tuple[Bucket, ...]) -> None:
         """Forget and free every rung but these."""
         self._warm &= set(buckets)
-        self.compiler.forget_all_but(buckets)
+        self._do(KeepRungs(buckets))
+
+    def compile(self, buckets: Iterable[Bucket]) -> None:
+        """Start to compile what is missing of these rungs, on all hosts."""
+        self._do(CompileRungs(tuple(buckets)))
 
     @property
     def num_pages(self) -> int:
         """Pages that requests can hold, and a dummy page."""
-        return self._state.pool.num_pages - self.num_shards + 1
+        return self._work.state.pool.num_pages - self.num_shards + 1
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers."""
-        return self._state.pool.nbytes // self._state.pool.num_pages
+        return self._work.state.pool.nbytes // self._work.state.pool.num_pages
 
     @property
     def num_row_slots(self) -> int:
@@ -226,9 +241,7 @@ class Engine:
             if chunk.is_new_row:
                 self._write_row(chunk)
         for row, mask in masks.items():
-            self._state.sampling = self.compiler.call(
-                "set_mask", self._state.sampling, self._slot_of(row)[..., None], mask.reshape(1, -1)
-            )
+            self._do(SetMask(self._slot_of(row)[..., None], mask.reshape(1, -1)))
         sizes = {"page_size": self.shape.page_size, "pages_per_row": self.shape.pages_per_row}
         if self.mesh is None:
             packed = pack(plan, bucket, dummy_slot=self.shape.dummy_slot, **sizes)
@@ -263,29 +276,20 @@ class Engine:
 
     def move_expert(self, move: Move) -> None:
         """Copy an expert's weights to another slot, in place; the tables of copies are `set_copies`'s business."""
-        layers = list(self._state.params.layers)
-        ffn = layers[move.layer].ffn
-        if not isinstance(ffn, MoEParams):
-            raise ValueError(f"layer {move.layer} has no experts")
-        numbers = np.int32(move.from_slot), np.int32(move.to_slot), np.bool_(move.is_exchange)
-        gate_up, down = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, *numbers)
-        layers[move.layer] = replace(layers[move.layer], ffn=replace(ffn, w_gate_up=gate_up, w_down=down))
-        self._state.params = replace(self._state.params, layers=tuple(layers))
+        self._do(MoveWeights(move.layer, move.from_slot, move.to_slot, move.is_exchange))
 
     def measure_move(self) -> float:
         """Seconds that the copy of one expert takes, after a first one: warm-up and price in one."""
-        experts = (i for i, layer in enumerate(self._state.params.layers) if isinstance(layer.ffn, MoEParams))
-        layer = next(experts)
+        layer = self._work.first_expert_layer
         for _ in range(2):
             start = time.monotonic()
             self.move_expert(Move(layer, 0, 0, 0))  # slot 0 over itself
-            jax.block_until_ready(self._state.params.layers[layer].ffn.w_down)
+            jax.block_until_ready(self._work.state.params.layers[layer].ffn.w_down)
         return time.monotonic() - start
 
     def set_copies(self, layer: int, table: np.ndarray) -> None:
         """Which slot each row takes for each expert of a layer, [E, R]; holds from the next launch on."""
-        assert self.mesh is not None
-        self._state.params = with_copies(self._state.params, layer, self.mesh.put(table))
+        self._do(SetCopies(layer, table))
 
     def warm_up(self, bucket: Bucket) -> None:
         """Run a rung once on the dummy page and row: code and weights are touched before traffic."""
@@ -305,34 +309,41 @@ class Engine:
         jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).load)
 
     def _run(self, plan: StepPlan, bucket: Bucket, packed: np.ndarray, size: int = 0) -> InFlightStep:
-        s, launched, form = self._state, time.monotonic(), self._forms.get(bucket, bucket)
+        launched, form = time.monotonic(), self._forms.get(bucket, bucket)
         columns = columns_of(plan, bucket, self.num_shards, self.shape.num_slots)
-        if bucket.phase is Phase.DECODE:
-            s.pool, s.rows, s.sampling, output, load = self.compiler.call(
-                form.name, s.params, s.pool, s.rows, s.sampling, packed
-            )
-            return InFlightStep(plan, bucket, output, (), load, launched, columns, size)
-        s.pool, s.hidden, prefilled, load = self.compiler.call(form.name, s.params, s.pool, s.hidden, packed)
-        scores, output = self._launch_scores(plan), None
-        if not plan.chunks or any(c.samples for c in plan.chunks):  # the warm-up has no chunks
-            s.rows, s.sampling, output = self.compiler.call(
-                sampler_name(bucket.rows), s.rows, s.sampling, prefilled
-            )
+        is_prefill = bucket.phase is Phase.PREFILL
+        # A prefill in which no chunk ends samples nothing; the warm-up has no chunks.
+        is_sampled = is_prefill and (not plan.chunks or any(c.samples for c in plan.chunks))
+        output, load = self._do(RunStep(form.name, is_prefill, packed, bucket.rows if is_sampled else 0))
+        scores = self._launch_scores(plan) if is_prefill else ()
         return InFlightStep(plan, bucket, output, scores, load, launched, columns, size)
 
+    def _do(self, command: DeviceCommand) -> Any:
+        """On all hosts; what it yields is read here alone."""
+        if self._followers is None:
+            return self._work.run(command)
+        # What compiles is noted here before any host can say that it has it.
+        is_about_rungs = isinstance(command, CompileRungs | KeepRungs)
+        if not is_about_rungs:
+            self._followers.send(command)
+        try:
+            result = self._work.run(command)
+        except Exception as error:
+            self._followers.give_up(f"host 0 failed: {type(error).__name__}: {str(error)[:300]}")
+            raise
+        if is_about_rungs:
+            self._followers.send(command)
+        return result
+
     def _write_row(self, chunk: ScheduledChunk) -> None:
-        sequence, s = chunk.sequence, self._state
-        params = sequence.request.params
-        slot = self._slot_of(chunk.row)
-        num_known = len(sequence.output_ids)
-        s.rows = self.compiler.call("start_row", s.rows, slot, np.int32(params.max_tokens - num_known))
+        sequence, dense = chunk.sequence, ()
+        params, num_known = sequence.request.params, len(sequence.output_ids)
         record = pack_row(
             params,
             default_seed=crc32(sequence.request_id.encode()),
             eos_ids=self._eos_ids,
             num_generated=num_known,
         )
-        s.sampling = self.compiler.call("set_row", s.sampling, slot, record)
         if params.needs_dense_row:
             vocab = self.arch.vocab_size
             bias, seen = np.zeros(vocab, np.float32), np.zeros(vocab, np.bool_)
@@ -340,9 +351,9 @@ class Engine:
                 bias[token_id] += value
             seen[list(sequence.request.prompt_ids)] = True
             counts = np.bincount(np.asarray(sequence.output_ids, np.int64), minlength=vocab)
-            s.sampling = self.compiler.call(
-                "set_dense_row", s.sampling, slot, bias, seen, counts.astype(np.int32)
-            )
+            dense = bias, seen, counts.astype(np.int32)
+        budget = params.max_tokens - num_known
+        self._do(WriteRow(self._slot_of(chunk.row), budget, np.asarray(record.floats), np.asarray(record.ints), dense))
 
     def _launch_scores(self, plan: StepPlan) -> tuple[ScoreChunk, ...]:
         scores: list[ScoreChunk] = []
@@ -365,8 +376,8 @@ class Engine:
             where = (
                 np.full(self.num_shards, start + shift, np.int32)
                 if self.mesh is not None
-                else np.int32(start + shift)
+                else np.array(start + shift, np.int32)
             )
-            outputs = self.compiler.call("score", self._state.params, self._state.hidden, where, targets)
+            outputs = self._do(ScorePrompt(where, targets))
             scores.append(ScoreChunk(chunk.sequence, start + 1, targets, outputs, num, shard * SCORE_CHUNK))
         return scores

@@ -33,7 +33,7 @@ class LadderSwap:
             return self.last
         self._wanted, self._ordered_s = ladder, self._clock()
         engine.keep_rungs((*self._before, *engine.ladder.rungs, *ladder.rungs))
-        engine.compiler.compile(b for b in ladder.compile_order() if not engine.is_warm(b))
+        engine.compile(b for b in ladder.compile_order() if not engine.is_warm(b))
         self.last = LadderChange(self.last.number + 1, LadderState.COMPILING, _names(add), _names(drop))
         self.turn()
         return self.last

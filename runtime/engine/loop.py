@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.adaptive.decision import Decision, DecisionLog
 from runtime.config import EngineConfig
@@ -22,6 +22,7 @@ from runtime.engine.engine import CollectedStep, Engine, InFlightStep
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder
 from runtime.engine.grammar import GrammarCompiler
+from runtime.engine.leader import Leader
 from runtime.engine.reconfigure import plan_change, with_restart_fields_of
 from runtime.engine.request_streams import RequestStreams
 from runtime.engine.snapshot import take_snapshot
@@ -39,6 +40,7 @@ from runtime.schedule.shards import AnyScheduler
 PIPELINE_DEPTH = 2  # launches in flight: step n+1 starts before step n is read
 SNAPSHOT_PERIOD_S = 0.1
 IDLE_WAIT_S = 0.05
+LOST_TIMEOUT_S = 1.0  # for the engine's thread when another host is gone: it may wait for it for ever
 NO_CHANGE = LadderChange(0, LadderState.STEADY)
 
 log = logging.getLogger(__name__)
@@ -65,9 +67,13 @@ class EngineLoop:
         tokenizer: Tokenizer,
         grammars: GrammarCompiler,
         load: Callable[[], Loaded],
+        leader: Leader | None = None,
     ) -> None:
+        """leader: of an engine that spans several hosts; `load` gathers them."""
         self._config, self._limits, self._tokenizer = config, limits, tokenizer
-        self._load = load
+        self._load, self._leader = load, leader
+        if leader is not None:
+            leader.on_gone(self._lose)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stats = EngineStats()
         self._decisions = DecisionLog(config.controller.decisions_kept)
@@ -103,8 +109,15 @@ class EngineLoop:
     def shutdown(self, timeout_s: float = 30.0) -> bool:
         """End the thread; requests still running get an error event. False if it is still at it after the time."""
         self._commands.put(Stop())
+        if self._leader is not None:
+            if self._leader.trouble:
+                timeout_s = min(timeout_s, LOST_TIMEOUT_S)
+            elif not self._first_ready.is_set():
+                self._leader.close("the server ends")
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        if self._leader is not None:
+            self._leader.close("the server ends")
         return not self._thread.is_alive()
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -125,7 +138,7 @@ class EngineLoop:
             self._limits.check(request, self._tokenizer.eos_ids)
         with self._life:
             if self.state != "ready":
-                raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
+                raise Unavailable(self._refusal(), retry_after_s=5.0)
             self.gate.enter(requests)
             self._commands.put(Submit(tuple(requests)))
 
@@ -162,7 +175,7 @@ class EngineLoop:
         done: Future[Applied] = Future()
         with self._life:
             if self._state != "ready":
-                raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
+                raise Unavailable(self._refusal(), retry_after_s=5.0)
             self._commands.put(Configure(config, time.monotonic(), done))
         return done
 
@@ -180,7 +193,7 @@ class EngineLoop:
         done: Future[ExpertAnswer] = Future()
         with self._life:
             if self._state != "ready":
-                raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
+                raise Unavailable(self._refusal(), retry_after_s=5.0)
             self._commands.put(MoveExperts(order, steering.balancing.carry_out, done))
         return done
 
@@ -202,7 +215,26 @@ class EngineLoop:
         self._is_draining = True
 
     def snapshot(self) -> EngineSnapshot:
-        return self._snapshot
+        if self._leader is None:
+            return self._snapshot
+        return replace(self._snapshot, hosts=self._leader.status())
+
+    def _lose(self, trouble: str) -> None:
+        """Another host is gone, says a thread of the leader's. The engine's own may wait for it in a step that never ends,
+        so that everything is ended from here."""
+        with self._life:
+            if self._state in ("failed", "stopped"):
+                return
+            self._state, self._error = "failed", trouble
+        self._snapshot = replace(self._snapshot, state="failed", error=trouble)
+        self._first_ready.set()
+        self._all_ready.set()
+        self._fail_all(Unavailable.code, self._refusal())
+
+    def _refusal(self) -> str:
+        """Why nothing is taken in now; a lost host is named."""
+        trouble = self._leader.trouble if self._leader is not None else ""
+        return f"the engine is {self.state}" + (f": {trouble}" if trouble else "")
 
     # --- the engine's thread ----------------------------------------------------------------------------------
 
@@ -222,22 +254,26 @@ class EngineLoop:
             self._serve(loaded, self._steering)
         except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine failed")
-            self._error = f"{type(error).__name__}: {str(error)[:500]}"
+            trouble = self._leader.await_trouble(LOST_TIMEOUT_S) if self._leader is not None else ""
+            self._error = trouble or f"{type(error).__name__}: {str(error)[:500]}"
             state = "failed"
+        if self._leader is not None:
+            self._leader.close(f"the engine is {state} {self._error}".strip())
         with self._life:
-            self._state = state
+            if self._state != "failed":
+                self._state = state
         if self._loaded is not None:
             self._loaded.engine.compiler.shutdown()
         self._take_snapshot()
         self._first_ready.set()
         self._all_ready.set()
-        self._fail_all("server_is_overloaded", f"the engine is {state}")
+        self._fail_all(Unavailable.code, self._refusal())
 
     def _serve(self, loaded: Loaded, steering: Steering) -> None:
         engine, scheduler = loaded.engine, loaded.scheduler
         is_idle, was_busy = True, False
         while True:
-            if not self._take_commands(scheduler, IDLE_WAIT_S if is_idle else 0.0):
+            if not self._take_commands(scheduler, IDLE_WAIT_S if is_idle else 0.0) or self._state == "failed":
                 return
             self._adopt_rungs(engine)
             if self._state == "loading":
@@ -325,7 +361,7 @@ class EngineLoop:
         self._publish_some(self._streams.take(scheduler, step.plan, collected, now))
 
     def _publish_some(self, events: list[TokenEvent]) -> None:
-        if events:
+        if events and self._state != "failed":  # or its requests have been ended already
             self._publish(events)
 
     def _count(self, step: InFlightStep, collected: CollectedStep, now: float) -> None:
@@ -353,7 +389,10 @@ class EngineLoop:
         is_complete = engine.adopt_ready_rungs()
         if self._state == "loading" and engine.can_serve:
             monitor.arm()
-            self._state = "ready"
+            with self._life:
+                if self._state == "failed":  # another host was lost meanwhile
+                    return
+                self._state = "ready"
             self._take_snapshot()
             self._first_ready.set()
         if is_complete:
@@ -375,7 +414,8 @@ class EngineLoop:
                 command.done.set_exception(Unavailable(message))
             elif isinstance(command, Submit):
                 events += [self._streams.refuse(request, code, message) for request in command.requests]
-        self._publish_some(events)
+        if events:
+            self._publish(events)
 
     def _take_snapshot(self) -> None:
         change = self._steering.ladder_change if self._steering is not None else NO_CHANGE
@@ -388,7 +428,7 @@ class EngineLoop:
 
     def _require_steering(self) -> tuple[Loaded, Steering]:
         if self._loaded is None or self._steering is None or self._state not in ("ready", "draining"):
-            raise Unavailable(f"the engine is {self.state}", retry_after_s=5.0)
+            raise Unavailable(self._refusal(), retry_after_s=5.0)
         return self._loaded, self._steering
 
     def _wait(self, event: threading.Event, timeout_s: float) -> None:

@@ -144,13 +144,13 @@ class RequestStreams:
         return events
 
     def fail_all(self, code: str, message: str) -> list[TokenEvent]:
-        """The engine ends: so does everything in it."""
-        events = [stream.fail(code, message) for stream in self._streams.values()]
-        for stream in self._streams.values():
+        """The engine ends: so does everything in it. Any thread, when the engine's own may never come back."""
+        streams = list(self._streams.values())
+        self._streams.clear()
+        for stream in streams:
             self._gate.leave(stream.request_id)
             self._timelines.finish(stream.sequence, FinishReason.ERROR, time.monotonic(), message)
-        self._streams.clear()
-        return events
+        return [stream.fail(code, message) for stream in streams]
 
     def _on_finish(self, stream: Stream, reason: FinishReason) -> None:
         sequence = stream.sequence

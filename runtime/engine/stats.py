@@ -14,6 +14,7 @@ import numpy as np
 
 from runtime.engine.change import LadderChange
 from runtime.engine.expert_status import ExpertStatus
+from runtime.engine.host_status import HostStatus
 from runtime.ladder.scopes import ROUTING_SCOPES
 from runtime.schedule.policy import SchedulePolicy
 
@@ -204,6 +205,7 @@ class EngineSnapshot:
     promises: PromiseTotals = PromiseTotals()
     tile_misses: int = 0  # tiles that no tuning table had, looked up while steps were traced
     experts: ExpertStatus | None = None  # None on one device
+    hosts: tuple[HostStatus, ...] = ()  # of an engine that spans several
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from runtime.cache.kv_pool import KVPool
 from runtime.errors import CompileFailed, ModelLoadError
 from runtime.ladder.batch import abstract_packed
 from runtime.ladder.bucket import Bucket
+from runtime.ladder.host_rungs import HostRungs
 from runtime.ladder.late_compiles import monitor
 from runtime.ladder.mesh_steps import SHARDS, MeshSteps
 from runtime.ladder.step import (
@@ -88,9 +89,15 @@ class StepCompiler:
         *,
         num_workers: int,
         mesh_steps: MeshSteps | None = None,
+        others: HostRungs | None = None,
+        on_done: Callable[[CompiledStep], None] = lambda step: None,
     ) -> None:
-        """mesh_steps: the functions of several devices; None for one. `shape` is that of one shard."""
+        """mesh_steps: the functions of several devices; None for one. `shape` is that of one shard.
+
+        others: what other hosts must have compiled too. on_done: told of each end, in a worker's thread.
+        """
         self._arch, self._shape, self._abstract, self._mesh = arch, shape, abstract, mesh_steps
+        self._others, self._on_done = others, on_done
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="compile")
         self._lock = threading.Lock()
         self._steps: dict[str, CompiledStep] = {}
@@ -111,7 +118,21 @@ class StepCompiler:
         return [self._submit(name, lower) for name, lower in dict(jobs).items() if self._claim(name)]
 
     def step(self, name: str) -> CompiledStep:
-        return self._steps.get(name) or CompiledStep(name, RungState.ABSENT)
+        return self._on_all_hosts(self._steps.get(name) or CompiledStep(name, RungState.ABSENT))
+
+    def _on_all_hosts(self, step: CompiledStep) -> CompiledStep:
+        """What is ready here and not elsewhere still compiles."""
+        if self._others is None or step.state is not RungState.READY:
+            return step
+        if error := self._others.error(step.name):
+            return replace(step, state=RungState.FAILED, call=None, error=error)
+        return step if self._others.is_everywhere(step.name) else replace(step, state=RungState.COMPILING, call=None)
+
+    def wait(self, name: str) -> None:
+        """Until a step that compiles here is done: another host may have it already, and ask for it."""
+        future = self._futures.get(name)
+        if future is not None and not future.done():
+            future.result()
 
     def names_of(self, bucket: Bucket) -> tuple[str, ...]:
         """The executables that a rung needs: itself, its sampler and the row writes."""
@@ -146,24 +167,24 @@ class StepCompiler:
                 if future is None or future.done() or future.cancel():
                     del self._steps[name]
                     self._futures.pop(name, None)
+                    if self._others is not None:
+                        self._others.forget(name)
 
     @property
     def steps(self) -> tuple[CompiledStep, ...]:
         """Everything in the table."""
         with self._lock:
-            return tuple(self._steps.values())
+            return tuple(map(self._on_all_hosts, self._steps.values()))
 
     @property
     def is_settled(self) -> bool:
         """Whether nothing is compiling."""
-        with self._lock:
-            return all(s.state is not RungState.COMPILING for s in self._steps.values())
+        return all(s.state is not RungState.COMPILING for s in self.steps)
 
     @property
     def first_error(self) -> str:
         """The first failed step with its error, or an empty text."""
-        with self._lock:
-            return next((f"{s.name}: {s.error}" for s in self._steps.values() if s.error), "")
+        return next((f"{s.name}: {s.error}" for s in self.steps if s.error), "")
 
     def program(self, name: str) -> str:
         """The compiled text of a step, for reading; empty where it is not there or cannot be shown."""
@@ -183,6 +204,8 @@ class StepCompiler:
     def _claim(self, name: str) -> bool:
         with self._lock:
             known = self._steps.get(name)
+            if self._others is not None and known is not None and self._on_all_hosts(known).error:
+                self._others.forget(name)  # hosts that failed try once more, the others say again that they have it
             if known is not None and known.state is not RungState.FAILED:
                 return False
             self._steps[name] = CompiledStep(name, RungState.COMPILING)
@@ -215,6 +238,7 @@ class StepCompiler:
             step = CompiledStep(name, RungState.FAILED, None, time.monotonic() - start, error=text)
         with self._lock:
             self._steps[name] = step
+        self._on_done(step)
         return step
 
     def _lower_rung(self, bucket: Bucket) -> Any:

@@ -67,12 +67,12 @@ class MeshSteps:
             return *results, ExpertLoad(tokens, load.rows)
 
         if bucket.phase is Phase.PREFILL:
-            return self._wrap(run, (self._params, POOL, SHARDS, SHARDS), (POOL, SHARDS, SHARDS, LOAD))
+            return self._wrap(run, (self._params, POOL, SHARDS, SHARDS), (POOL, SHARDS, SHARDS), LOAD)
         ins = (self._params, POOL, SHARDS, SHARDS, SHARDS)
-        return self._wrap(run, ins, (POOL, SHARDS, SHARDS, OUTPUT, LOAD))
+        return self._wrap(run, ins, (POOL, SHARDS, SHARDS), OUTPUT, LOAD)
 
     def sampler(self) -> Callable[..., Any]:
-        return self._wrap(partial(sample_step, self._shape), SHARDS, (SHARDS, SHARDS, OUTPUT))
+        return self._wrap(partial(sample_step, self._shape), SHARDS, (SHARDS, SHARDS), OUTPUT)
 
     def score(self) -> Callable[..., Any]:
         """Every shard scores the positions from its own offset; results stand one shard after another."""
@@ -80,7 +80,7 @@ class MeshSteps:
         def run(params: Params, hidden: Array, offset: Array, targets: Array) -> Any:
             return score_step(self._mesh.local_arch, params, hidden, offset[0], targets)
 
-        return self._wrap(run, (self._params, SHARDS, SHARDS, EVERYWHERE), SHARDS)
+        return self._wrap(run, (self._params, SHARDS, SHARDS, EVERYWHERE), (), SHARDS, SHARDS, SHARDS)
 
     def row_writes(self) -> dict[str, Callable[..., Any]]:
         """The small writes of row state; the slot comes as one number a shard."""
@@ -136,7 +136,32 @@ class MeshSteps:
         exchange = Exchange(bucket.exchange, mesh.num_shards, EXPERT_AXIS, room, dtype)
         return LayerSharding(exchange, tensor_axis, bucket.num_halves)
 
-    def _wrap(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    def _wrap(self, function: Callable[..., Any], in_specs: Any, out_specs: Any, *read: Any) -> Callable[..., Any]:
+        """read: how the last results are cut, which the host reads; on several hosts each device gets them whole."""
+
+        def gathered(*args: Any) -> Any:
+            results = function(*args)
+            state, outputs = results[: len(out_specs)], results[len(out_specs) :]
+            return *state, *jax.tree.map(_whole, read, outputs, is_leaf=_is_spec)
+
+        if read and self._mesh.num_hosts > 1:
+            run, read_specs = gathered, (EVERYWHERE,) * len(read)
+        else:
+            run, read_specs = function, read
         return jax.shard_map(
-            function, mesh=self._mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+            run,
+            mesh=self._mesh.mesh,
+            in_specs=in_specs,
+            out_specs=(*out_specs, *read_specs) if read else out_specs,
+            check_vma=False,
         )
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, P)
+
+
+def _whole(spec: P, part: Any) -> Any:
+    """An output, or a tree of such, whose parts are cut by `spec`."""
+    axis = next((i for i, name in enumerate(spec) if name == EXPERT_AXIS), None)
+    return part if axis is None else lax.all_gather(part, EXPERT_AXIS, axis=axis, tiled=True)

@@ -1,0 +1,110 @@
+"""DeviceWork: owns the arrays on this process's devices and carries out commands on them, through compiled steps only.
+
+Everything that a step replaces is donated, so the arrays held here are always the newest. On several hosts each has
+one, whose arrays are this host's parts of the same global arrays.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtime.cache.kv_pool import KVPool
+from runtime.engine.device_commands import (
+    CompileRungs,
+    DeviceCommand,
+    KeepRungs,
+    MoveWeights,
+    RunStep,
+    ScorePrompt,
+    SetCopies,
+    SetMask,
+    WriteRow,
+)
+from runtime.experts.weights import MoEParams
+from runtime.ladder.compiler import MOVE_EXPERT, StepCompiler, sampler_name
+from runtime.ladder.step import RowState
+from runtime.mesh import DeviceMesh
+from runtime.model.params import Params, with_copies
+from runtime.model.sampling import RowRecord, SamplingState
+
+
+@dataclass(slots=True)
+class DeviceState:
+    """The arrays that live on the device; every field is replaced by the launch that donates it."""
+
+    params: Params
+    pool: KVPool
+    rows: RowState
+    sampling: SamplingState
+    hidden: jax.Array
+
+
+class DeviceWork:
+    """Not thread-safe: one thread owns it."""
+
+    def __init__(self, compiler: StepCompiler, state: DeviceState, mesh: DeviceMesh | None) -> None:
+        self.compiler, self.state, self.mesh = compiler, state, mesh
+
+    @property
+    def first_expert_layer(self) -> int:
+        layers = self.state.params.layers
+        return next(i for i, layer in enumerate(layers) if isinstance(layer.ffn, MoEParams))
+
+    def run(self, command: DeviceCommand) -> Any:
+        """What the command yields for the host to read; launched, not waited for.
+
+        RunStep yields (StepOutput or None, ExpertLoad), ScorePrompt its three arrays, the others None. Raises
+        CompileFailed where a step is not there, ValueError where a layer has no experts.
+        """
+        match command:
+            case RunStep():
+                return self._run_step(command)
+            case WriteRow():
+                self._write_row(command)
+            case SetMask(slot, mask):
+                self.state.sampling = self.compiler.call("set_mask", self.state.sampling, slot, mask)
+            case ScorePrompt(offset, targets):
+                return self.compiler.call("score", self.state.params, self.state.hidden, offset, targets)
+            case MoveWeights():
+                self._move(command)
+            case SetCopies(layer, table):
+                assert self.mesh is not None
+                self.state.params = with_copies(self.state.params, layer, self.mesh.put(table))
+            case CompileRungs(buckets):
+                self.compiler.compile(buckets)
+            case KeepRungs(buckets):
+                self.compiler.forget_all_but(buckets)
+        return None
+
+    def _run_step(self, step: RunStep) -> Any:
+        s, call = self.state, self.compiler.call
+        if not step.is_prefill:
+            s.pool, s.rows, s.sampling, output, load = call(
+                step.name, s.params, s.pool, s.rows, s.sampling, step.packed
+            )
+            return output, load
+        s.pool, s.hidden, prefilled, load = call(step.name, s.params, s.pool, s.hidden, step.packed)
+        output = None
+        if step.sample_rows:
+            s.rows, s.sampling, output = call(sampler_name(step.sample_rows), s.rows, s.sampling, prefilled)
+        return output, load
+
+    def _write_row(self, row: WriteRow) -> None:
+        s, call = self.state, self.compiler.call
+        s.rows = call("start_row", s.rows, row.slot, np.int32(row.budget))
+        s.sampling = call("set_row", s.sampling, row.slot, RowRecord(row.floats, row.ints))
+        if row.dense:
+            s.sampling = call("set_dense_row", s.sampling, row.slot, *row.dense)
+
+    def _move(self, move: MoveWeights) -> None:
+        """Copy an expert's weights to another slot, in place; the tables of copies are `SetCopies`'s business."""
+        layers = list(self.state.params.layers)
+        ffn = layers[move.layer].ffn
+        if not isinstance(ffn, MoEParams):
+            raise ValueError(f"layer {move.layer} has no experts")
+        numbers = np.int32(move.from_slot), np.int32(move.to_slot), np.bool_(move.is_exchange)
+        gate_up, down = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, *numbers)
+        layers[move.layer] = replace(layers[move.layer], ffn=replace(ffn, w_gate_up=gate_up, w_down=down))
+        self.state.params = replace(self.state.params, layers=tuple(layers))

@@ -1,0 +1,13 @@
+"""What the engine tells of the hosts that it spans. Frozen; imports no JAX."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """state: `waiting` until the host has come, then `up`, `gone` after that. heard_s: seconds since its last sign."""
+
+    host_id: int
+    address: str
+    state: str
+    heard_s: float | None = None
