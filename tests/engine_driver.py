@@ -59,6 +59,7 @@ class EngineDriver:
         self.steps: list[tuple[InFlightStep, CollectedStep]] = []
 
     def compile_all(self) -> None:
+        self.engine.compiler.wait()
         while not self.engine.adopt_ready_rungs():
             pass
         assert not self.engine.compiler.first_error
@@ -85,6 +86,7 @@ class EngineDriver:
         raise AssertionError("the scheduler makes no progress")
 
     def close(self) -> None:
+        self.engine.wait_idle()
         self.engine.compiler.shutdown()
 
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from runtime.bench import adaptive, experts, limits, offline, sweep, trace
+from runtime.bench import adaptive, dispatch_quality, experts, limits, move_cost, offline, sweep, trace
 from runtime.bench.report import console, machine_stamp, print_table, write_json
 from runtime.errors import RuntimeFault
 
@@ -17,6 +17,11 @@ COMMANDS = {
     ),
     "adaptive": (adaptive, "static batches, fixed rungs and the controller under a load that swings"),
     "experts": (experts, "expert placement: imbalance by policy, after a shift, moves, plan time"),
+    "dispatch": (dispatch_quality, "what fp8 or bf16 tokens on their way to experts cost in text quality"),
+    "moves": (
+        move_cost,
+        "p99 of decode steps with and without moves of experts, beside the time of the copies",
+    ),
     "limits": (limits, "rates of memory reads and of matrix products here and now"),
 }
 

@@ -1,68 +1,146 @@
-"""What a narrower dispatch costs in text quality: `python -m runtime.bench.dispatch_quality FILE`.
+"""What a narrower dispatch costs in text quality: the embedded model on four virtual devices, once for each type of tokens.
 
-Scores the first tokens of a text file with the embedded model on four virtual devices, once for each
-`parallel.dispatch_dtype`, in bfloat16: perplexity per token, and how often the most probable token is another one.
+Scores windows of a text that the model has not seen (perplexity, how often another token is the most probable one) and
+continues their beginnings greedily. The same model on one device says what rounding alone changes: sums in another order.
 """
 
 import argparse
 import math
 import os
-import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-NUM_DEVICES, WINDOW, NUM_WINDOWS = 4, 256, 8
+import numpy as np
+
+from runtime.bench.expert_skew import drive
+from runtime.bench.report import console, machine_stamp, print_table
+from runtime.bench.running import DEMO_MODEL
+from runtime.config import parse_config
+from runtime.request import Request, SamplingParams
+
+NUM_DEVICES, WINDOW, NUM_WINDOWS = 4, 256, 16
+PROMPT, CONTINUATION = 64, 48  # tokens of a window's beginning, and of its continuation
+# (type of the model, devices, type in which tokens travel); the first of a type is what the others are held against
+VARIANTS = (
+    ("fp32", NUM_DEVICES, "model"),
+    ("fp32", 1, "model"),
+    ("fp32", NUM_DEVICES, "bf16"),
+    ("fp32", NUM_DEVICES, "fp8"),
+    ("bf16", NUM_DEVICES, "model"),
+    ("bf16", 1, "model"),
+    ("bf16", NUM_DEVICES, "fp8"),
+)
 
 
-def score(tokens: list[int], dispatch_dtype: str) -> list[tuple[float, int]]:
-    """(log probability, most probable token) of every token but the first of each window."""
-    from runtime.bench.expert_skew import drive  # noqa: PLC0415 - brings JAX, which must see its flags first
-    from runtime.config import parse_config  # noqa: PLC0415
-    from runtime.engine.build import EMBEDDED_MODEL, load_engine  # noqa: PLC0415
+@dataclass(frozen=True)
+class Scored:
+    """logprobs, best: of every token of the windows but the first of each, [windows, WINDOW - 1]. texts: continuations."""
+
+    logprobs: np.ndarray
+    best: np.ndarray
+    texts: tuple[tuple[int, ...], ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", type=Path, required=True, help="UTF-8 text that the model has not seen")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    from runtime.engine.tokenizer import HFTokenizer  # noqa: PLC0415 - JAX must see the flag first
+
+    flag = f"--xla_force_host_platform_device_count={NUM_DEVICES}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    tokens = HFTokenizer(DEMO_MODEL).encode(args.text.read_text(encoding="utf-8"))
+    if len(tokens) < WINDOW * NUM_WINDOWS:
+        raise ValueError(
+            f"--text {args.text.name} has {len(tokens)} tokens, {WINDOW * NUM_WINDOWS} are needed"
+        )
+    stride = len(tokens) // NUM_WINDOWS
+    windows = [tokens[i * stride : i * stride + WINDOW] for i in range(NUM_WINDOWS)]
+    rows: list[dict[str, Any]] = []
+    wide: dict[str, Scored] = {}
+    for dtype, devices, dispatch in VARIANTS:
+        console.print(f"{dtype} on {devices}, tokens as {dispatch}", highlight=False)
+        found = score(windows, dtype, devices, dispatch)
+        figures = compare(found, wide.setdefault(dtype, found))
+        rows.append({"model": dtype, "devices": devices, "dispatch": dispatch, **figures})
+    _print(rows)
+    return {
+        "machine": machine_stamp(),
+        "settings": {
+            "model": "demo-moe",
+            "windows": NUM_WINDOWS,
+            "window_tokens": WINDOW,
+            "continuation_tokens": CONTINUATION,
+            "not_run_on_a_gpu": True,
+        },
+        "variants": rows,
+    }
+
+
+def score(windows: Sequence[Sequence[int]], dtype: str, devices: int, dispatch: str) -> Scored:
+    """One engine: prefill by all_to_all, decode by gather, so that both ways of the tokens are in the figures."""
+    from runtime.engine.build import load_engine  # noqa: PLC0415
     from runtime.model.architecture import load_architecture  # noqa: PLC0415
-    from runtime.request import Request, SamplingParams  # noqa: PLC0415
 
     config = parse_config(
         {
-            "kv_cache": {"kv_cache_size": "64MiB"},
-            "ladder": {"decode_rows": [4], "prefill_tokens": [512], "cache_dir": "off"},
-            "batch_processing": {"max_batch_size": 4, "base_batch_size": 4},
-            "parallel": {"expert_parallel_size": NUM_DEVICES, "dispatch_dtype": dispatch_dtype},
+            "model": {"dtype": dtype},
+            "kv_cache": {"kv_cache_size": "64MiB", "enable_prefix_cache": False},
+            "ladder": {"decode_rows": [16], "prefill_tokens": [512], "cache_dir": "off"},
+            "batch_processing": {"max_batch_size": 16, "base_batch_size": 16},
+            "parallel": {"expert_parallel_size": devices, "dispatch_dtype": dispatch},
         }
     )
-    loaded = load_engine(config, EMBEDDED_MODEL, load_architecture(EMBEDDED_MODEL), (), WINDOW + 16)
-    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
-    windows = [tokens[i * WINDOW : (i + 1) * WINDOW] for i in range(NUM_WINDOWS)]
-    requests = [Request(f"window-{i}", tuple(window), params) for i, window in enumerate(windows)]
-    found: list[tuple[float, int]] = []
-    for collected in drive(loaded, requests):
-        for scores in collected.prompt_logprobs.values():
-            found += [(lp.logprob or 0.0, lp.top[0][0]) for lp in scores.logprobs]
-    return found
+    loaded = load_engine(config, DEMO_MODEL, load_architecture(DEMO_MODEL), (), WINDOW + CONTINUATION)
+    scoring = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1, ignore_eos=True)
+    writing = SamplingParams(max_tokens=CONTINUATION, temperature=0.0, ignore_eos=True)
+    requests = [Request(f"score-{i}", tuple(window), scoring) for i, window in enumerate(windows)]
+    requests += [Request(f"write-{i}", tuple(window[:PROMPT]), writing) for i, window in enumerate(windows)]
+    scores: dict[str, list[tuple[float, int]]] = {f"score-{i}": [] for i in range(len(windows))}
+    texts: dict[str, tuple[int, ...]] = {}
+    for collected in drive(loaded, requests, texts):
+        for name, part in collected.prompt_logprobs.items():
+            scores[name] += [
+                (lp.logprob, lp.top[0][0]) for lp in part.logprobs if lp.logprob is not None and lp.top
+            ]
+    pairs = np.array(list(scores.values()))
+    continuations = tuple(texts[f"write-{i}"] for i in range(len(windows)))
+    return Scored(pairs[..., 0], pairs[..., 1].astype(int), continuations)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m runtime.bench.dispatch_quality")
-    parser.add_argument("file", type=Path, help="UTF-8 text that the model has not seen")
-    args = parser.parse_args()
-    os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={NUM_DEVICES}"
+def compare(found: Scored, wide: Scored) -> dict[str, float | int]:
+    """Figures of one variant beside those of `wide`. agreed_tokens: of a continuation, before its first difference."""
+    agreed = [_agreed(a, b) for a, b in zip(found.texts, wide.texts, strict=True)]
+    return {
+        "scored_tokens": found.logprobs.size,
+        "perplexity": round(math.exp(-float(found.logprobs.mean())), 4),
+        "mean_logprob_error": round(float(np.abs(found.logprobs - wide.logprobs).mean()), 5),
+        "largest_logprob_error": round(float(np.abs(found.logprobs - wide.logprobs).max()), 4),
+        "another_token_first_percent": round(100 * float((found.best != wide.best).mean()), 3),
+        "same_continuations": sum(a == b for a, b in zip(found.texts, wide.texts, strict=True)),
+        "continuations": len(found.texts),
+        "agreed_tokens": round(float(np.mean(agreed)), 1),
+    }
+
+
+def _agreed(text: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens before the first difference."""
+    return next((i for i, (a, b) in enumerate(zip(text, other, strict=True)) if a != b), len(text))
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    columns = ("perplexity", "mean_logprob_error", "another_token_first_percent", "agreed_tokens")
+    print_table(
+        f"Tokens narrower on their way, {rows[0]['scored_tokens']} scored; held against the first row of a type",
+        ("model", "devices", "dispatch", *(name.replace("_", " ") for name in columns), "same texts"),
+        [
+            (
+                *(row[name] for name in ("model", "devices", "dispatch", *columns)),
+                f"{row['same_continuations']} of {row['continuations']}",
+            )
+            for row in rows
+        ],
     )
-    from runtime.engine.build import EMBEDDED_MODEL  # noqa: PLC0415
-    from runtime.engine.tokenizer import HFTokenizer  # noqa: PLC0415
-
-    tokens = HFTokenizer(EMBEDDED_MODEL).encode(args.file.read_text(encoding="utf-8"))
-    if len(tokens) < WINDOW * NUM_WINDOWS:
-        parser.error(f"{args.file} has {len(tokens)} tokens, {WINDOW * NUM_WINDOWS} are needed")
-    wide = score(tokens, "model")
-    for dtype in ("model", "fp8"):
-        found = wide if dtype == "model" else score(tokens, dtype)
-        perplexity = math.exp(-sum(value for value, _ in found) / len(found))
-        other = sum(a[1] != b[1] for a, b in zip(found, wide, strict=True)) / len(found)
-        print(
-            f"{dtype:6} perplexity {perplexity:.4f} a token, another token first in {100 * other:.2f} % of {len(found)}"
-        )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -134,6 +134,7 @@ def drive(
     engine, scheduler = loaded.engine, loaded.scheduler
     flying = deque[Any]()
     try:
+        engine.compiler.wait()
         while not engine.adopt_ready_rungs():
             pass
         if engine.compiler.first_error:

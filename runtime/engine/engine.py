@@ -291,6 +291,11 @@ class Engine:
         """Which slot each row takes for each expert of a layer, [E, R]; holds from the next launch on."""
         self._do(SetCopies(layer, table))
 
+    def wait_idle(self) -> None:
+        """Until all that was launched has run: nothing of this engine is left on devices that another one uses next."""
+        s = self._state
+        jax.block_until_ready((s.params, s.pool, s.rows, s.sampling, s.hidden))
+
     def warm_up(self, bucket: Bucket) -> None:
         """Run a rung once on the dummy page and row: code and weights are touched before traffic."""
         share = bucket.share(self.num_shards)

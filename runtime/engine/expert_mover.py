@@ -5,7 +5,7 @@ the next launch reads the new table and the new weights, launches before it the 
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -61,20 +61,21 @@ class ExpertMover:
         moves = list(islice(self._waiting, max_moves))
         if not moves:
             return 0
+        layers: dict[int, ExpertPlacement] = {}  # those that change, as they are by now
         try:
             for move in moves:
+                now = layers[move.layer] if move.layer in layers else self.layer(move.layer)
                 # Refused before anything is copied, if the placement is not what the order took it to be.
-                after = apply(self.layer(move.layer), replace(move, layer=0))
+                after = apply(now, replace(move, layer=0))
                 self._engine.move_expert(move)
-                self._set_layer(move.layer, after)
+                layers[move.layer] = after
                 self._waiting.popleft()
                 self.num_applied += 1
         except ValueError:
             self._waiting.clear()
             raise
         finally:
-            for index in {move.layer for move in moves}:
-                self._engine.set_copies(index, copies_table(self.layer(index))[0])
+            self._set_layers(layers)
         return len(moves)
 
     def set_shares(self, shares: np.ndarray) -> None:
@@ -83,15 +84,27 @@ class ExpertMover:
             raise ValueError(
                 f"shares are {shares.shape}, the placement has {self.placement.expert_slots.shape}"
             )
-        for index in np.flatnonzero((self.placement.copies > 1).any(axis=1)):
-            self._engine.set_copies(int(index), copies_table(self.layer(int(index)), shares[index][None])[0])
+        shared = np.flatnonzero((self.placement.copies > 1).any(axis=1))
+        if not len(shared):
+            return
+        # One table for all of them: the places are gone through one by one, whatever the layers.
+        for index, table in zip(shared, copies_table(self._part(shared), shares[shared]), strict=True):
+            self._engine.set_copies(int(index), table)
 
     def layer(self, index: int) -> ExpertPlacement:
         """The placement of one layer."""
-        p = self.placement
-        return ExpertPlacement(p.slot_experts[index][None], p.num_devices, p.num_experts)
+        return self._part(np.array([index]))
 
-    def _set_layer(self, index: int, layer: ExpertPlacement) -> None:
+    def _part(self, layers: np.ndarray) -> ExpertPlacement:
+        p = self.placement
+        return ExpertPlacement(p.slot_experts[layers], p.num_devices, p.num_experts)
+
+    def _set_layers(self, layers: Mapping[int, ExpertPlacement]) -> None:
+        """Make layers what they became: all at once, as the whole placement is checked each time that one is made."""
+        if not layers:
+            return
         slot_experts = self.placement.slot_experts.copy()
-        slot_experts[index] = layer.slot_experts[0]
+        for index, layer in layers.items():
+            slot_experts[index] = layer.slot_experts[0]
+            self._engine.set_copies(index, copies_table(layer)[0])
         self.placement = replace(self.placement, slot_experts=slot_experts)

@@ -8,7 +8,6 @@ shares cost a compile.
 import numpy as np
 
 from runtime.experts.placement import ExpertPlacement
-from runtime.experts.shares import copy_shares, equal_shares
 
 MIN_PLACES = 32
 
@@ -28,7 +27,7 @@ def copies_table(placement: ExpertPlacement, shares: np.ndarray | None = None) -
     in four places: 5 5 7 5.
     """
     if shares is None:
-        shares = copy_shares(placement, equal_shares(placement))
+        return _equal_turns(placement)
     has_copy = placement.expert_slots >= 0
     owed = np.zeros(shares.shape)
     table = np.empty((*shares.shape[:2], num_places(placement.max_copies)), np.int32)
@@ -38,3 +37,10 @@ def copies_table(placement: ExpertPlacement, shares: np.ndarray | None = None) -
         np.put_along_axis(owed, chosen, np.take_along_axis(owed, chosen, 2) - 1, 2)
         table[:, :, place] = np.take_along_axis(placement.expert_slots, chosen, 2)[:, :, 0]
     return table
+
+
+def _equal_turns(placement: ExpertPlacement) -> np.ndarray:
+    """The same for equal shares, without going through the places: this one is made between two steps."""
+    places = np.arange(num_places(placement.max_copies))
+    turns = places % placement.copies[:, :, None]
+    return np.take_along_axis(placement.expert_slots, turns, axis=2)

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -180,6 +180,12 @@ class StepCompiler:
     def is_settled(self) -> bool:
         """Whether nothing is compiling."""
         return all(s.state is not RungState.COMPILING for s in self.steps)
+
+    def wait(self) -> None:
+        """Until nothing is compiling, for those who have nothing else to do: asking again and again takes a core."""
+        with self._lock:
+            futures = tuple(self._futures.values())
+        wait(futures)
 
     @property
     def first_error(self) -> str:

@@ -24,10 +24,15 @@ class LayerSharding:
         return partial if self.tensor_axis is None else lax.psum(partial, self.tensor_axis)
 
     def any_device(self, flag: jax.Array) -> jax.Array:
-        """Whether it holds on any device that shares the experts; the same answer on all of them."""
-        if self.exchange is None:
+        """Whether it holds on any device of the step; the same answer on all of them.
+
+        Devices of one product have the same rows and should never differ; if rounding made them, a loop of more turns on
+        one of them would wait for ever in its sums.
+        """
+        axes = (self.tensor_axis, self.exchange.axis if self.exchange is not None else None)
+        if not (shared := tuple(axis for axis in axes if axis is not None)):
             return flag
-        return lax.psum(flag.astype("int32"), self.exchange.axis) > 0
+        return lax.psum(flag.astype("int32"), shared) > 0
 
 
 ALONE = LayerSharding()

@@ -1,26 +1,15 @@
-"""Several devices give the text of one: whatever their number, the exchange, the placement of experts, and its moves."""
+"""Several devices give the text of one: whatever their number, the exchange, the placement of experts, and its moves.
 
-import numpy as np
+Every count up to eight once; tests/conformance/device_counts.py has the cross product with exchanges and copies.
+"""
+
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.experts.moves import plan_moves
-from runtime.experts.placement import ExpertPlacement, Move
+from runtime.experts.placement import Move
 from runtime.ladder.late_compiles import monitor
 from tests.engine_driver import EngineDriver, request
-
-PROMPTS = [np.random.RandomState(i).randint(0, 128, 3 + i * 37 % 50).tolist() for i in range(64)]
-SMALL = {"decode_rows": [8], "prefill_tokens": [64], "max_decode_steps": 4}
-
-
-def start(shards: int = 1, tensor: int = 1, **parallel) -> EngineDriver:
-    sizes = {"expert_parallel_size": shards, "tensor_parallel_size": tensor}
-    return EngineDriver(parallel=sizes | parallel, ladder=SMALL, batch_processing={"max_batch_size": 8})
-
-
-def batch(tag: str, num: int = 8, **params):
-    return [request(f"{tag}-{i}", p, **({"max_tokens": 12} | params)) for i, p in enumerate(PROMPTS[:num])]
-
+from tests.sharded_driver import PROMPTS, SMALL, batch, run_through_moves, start
 
 RICH = {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.2, "logit_bias": ((7, 2.0),), "logprobs": 2}
 
@@ -41,10 +30,20 @@ def four():
     driver.close()
 
 
+TIGHT = {"exchange": "all_to_all", "capacity_factor": 0.1}  # rounds overflow
+
+
 @pytest.mark.parametrize(
     ("shards", "tensor", "parallel"),
-    [(2, 2, {"exchange": "all_to_all", "micro_batch_overlap": "on"}), (8, 1, {"exchange": "gather"})],
-    ids=["2x2-halves", "8"],
+    [
+        (2, 2, {"exchange": "all_to_all", "micro_batch_overlap": "on"}),
+        (3, 1, TIGHT),
+        (5, 1, {"exchange": "gather", "redundant_experts": 3}),
+        (6, 1, TIGHT),
+        (7, 1, TIGHT | {"redundant_experts": 2}),
+        (8, 1, {"exchange": "gather"}),
+    ],
+    ids=["2x2-halves", "3-tight", "5-copies", "6-tight", "7-tight-copies", "8"],
 )
 def test_devices_are_one(shards, tensor, parallel, expected) -> None:
     driver = start(shards, tensor, **parallel)
@@ -88,20 +87,12 @@ def test_rows_and_prefixes_spread_over_the_shards(four) -> None:
 
 def test_text_is_the_same_through_twenty_rebalances(four, expected) -> None:
     """Random placements, one after another while 64 requests run; nothing is compiled for it."""
-    mover, rng, orders = four.mover, np.random.default_rng(0), 0
+    mover = four.mover
     moved = mover.num_applied
     monitor.arm()
     try:
-        for request_ in batch("moving", 64):
-            four.scheduler.add(request_)
-        sequences = [four.scheduler._in_line(f"moving-{i}") for i in range(64)]
-        while not four.scheduler.is_idle:
-            if not mover.num_waiting and orders < 20:
-                mover.order(plan_moves(mover.placement, random_placement(rng, mover.placement)))
-                orders += 1
-            mover.turn(4)
-            four.turn()
-        assert [s.output_ids for s in sequences] == expected["greedy"]
+        texts, orders = run_through_moves(four, batch("moving", 64), num_orders=20)
+        assert texts == expected["greedy"]
         assert orders == 20
         assert mover.num_applied > moved + 60
         while mover.num_waiting:
@@ -122,17 +113,6 @@ def test_an_order_for_another_placement_moves_nothing(four) -> None:
         mover.turn(8)
     assert (mover.num_waiting, mover.placement) == (0, before)
     assert four.run(batch("still", 2)) == four.run(batch("still-2", 2))
-
-
-def random_placement(rng: np.random.Generator, like: ExpertPlacement) -> ExpertPlacement:
-    """Experts in random order, the spare slots filled with experts that the device does not hold."""
-    rows = []
-    for _ in range(like.num_layers):
-        order = rng.permutation(like.num_experts)
-        for part in np.array_split(order, like.num_devices):
-            others = [e for e in rng.permutation(like.num_experts) if e not in part]
-            rows.append([*part, *others[: like.slots_per_device - len(part)]])
-    return ExpertPlacement(np.reshape(rows, (like.num_layers, -1)), like.num_devices, like.num_experts)
 
 
 @pytest.mark.parametrize(

@@ -1,43 +1,37 @@
-"""The comparison of dispatch types: its arithmetic and what it refuses. The scoring itself runs an engine on four devices."""
+"""Figures of one dispatch type beside another's."""
 
-import math
+import argparse
 
+import numpy as np
 import pytest
 
-from runtime.bench import dispatch_quality
+from runtime.bench.dispatch_quality import NUM_WINDOWS, WINDOW, Scored, compare, run
 
 
-@pytest.fixture(autouse=True)
-def flags_of_before(monkeypatch):
+def scored(logprobs: list[list[float]], best: list[list[int]], *texts: tuple[int, ...]) -> Scored:
+    return Scored(np.array(logprobs), np.array(best), texts)
+
+
+def test_what_is_alike_has_no_error() -> None:
+    one = scored([[-1.0, -1.0]], [[4, 5]], (1, 2, 3))
+    figures = compare(one, one)
+    assert figures["perplexity"] == pytest.approx(np.e, abs=1e-4)
+    assert (figures["mean_logprob_error"], figures["another_token_first_percent"]) == (0, 0)
+    assert (figures["same_continuations"], figures["agreed_tokens"]) == (1, 3)
+
+
+def test_differences_are_counted_where_they_begin() -> None:
+    wide = scored([[-1.0, -1.0], [-1.0, -1.0]], [[4, 5], [6, 7]], (1, 2, 3, 4), (5, 6, 7, 8))
+    found = scored([[-1.5, -1.0], [-1.0, -1.1]], [[4, 5], [6, 9]], (1, 2, 9, 4), (5, 6, 7, 8))
+    figures = compare(found, wide)
+    assert figures["mean_logprob_error"] == pytest.approx(0.15)
+    assert figures["largest_logprob_error"] == pytest.approx(0.5)
+    assert figures["another_token_first_percent"] == 25
+    assert (figures["same_continuations"], figures["agreed_tokens"]) == (1, 3.0)  # two tokens, and all four
+
+
+def test_a_text_that_is_too_short_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")
-
-
-def run(monkeypatch, path) -> int:
-    monkeypatch.setattr("sys.argv", ["dispatch_quality", str(path)])
-    return dispatch_quality.main()
-
-
-def test_perplexity_is_per_token_and_other_tokens_are_told_against_the_model_type(
-    tmp_path, monkeypatch, capsys
-):
-    (tmp_path / "text").write_text("a word and another. " * 1000, encoding="utf-8")
-    scores = {
-        "model": [(math.log(0.5), 1), (math.log(0.125), 2)],
-        "fp8": [(math.log(0.25), 1), (math.log(0.25), 3)],
-    }
-    monkeypatch.setattr(dispatch_quality, "score", lambda tokens, dtype: scores[dtype])
-    assert run(monkeypatch, tmp_path / "text") == 0
-    model, fp8 = capsys.readouterr().out.splitlines()
-    assert "perplexity 4.0000" in model
-    assert "0.00 % of 2" in model
-    assert "perplexity 4.0000" in fp8
-    assert "50.00 % of 2" in fp8
-
-
-def test_too_short_a_text_is_refused_before_anything_is_scored(tmp_path, monkeypatch, capsys):
-    (tmp_path / "text").write_text("short", encoding="utf-8")
-    monkeypatch.setattr(dispatch_quality, "score", lambda *_: pytest.fail("scored"))
-    with pytest.raises(SystemExit) as ended:
-        run(monkeypatch, tmp_path / "text")
-    assert ended.value.code == 2
-    assert "2048 are needed" in capsys.readouterr().err
+    (tmp_path / "short.txt").write_text("It was a fine morning.")
+    with pytest.raises(ValueError, match=rf"short.txt has \d+ tokens, {WINDOW * NUM_WINDOWS} are needed"):
+        run(argparse.Namespace(text=tmp_path / "short.txt"))

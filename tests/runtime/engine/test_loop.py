@@ -212,13 +212,16 @@ def test_drain_refuses_new_and_finishes_old():
     loop.shutdown()
 
 
-def test_shutdown_ends_running_requests_with_an_error():
+def test_shutdown_ends_running_requests_with_an_error(monkeypatch):
     loop, inbox = make_loop(), Inbox()
     loop.set_publisher(inbox.publish)
     loop.start()
     loop.wait_ready(120)
+    waited = threading.Event()
+    monkeypatch.setattr(loop._loaded.engine, "wait_idle", waited.set)
     loop.submit([request("cut", max_tokens=200)])
-    loop.shutdown()
+    assert loop.shutdown()
+    assert waited.is_set()  # no launch is left to meet those of a next engine
     assert inbox.wait("cut")[-1].finish_reason is FinishReason.ERROR
 
 
