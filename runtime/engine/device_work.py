@@ -104,7 +104,7 @@ class DeviceWork:
         ffn = layers[move.layer].ffn
         if not isinstance(ffn, MoEParams):
             raise ValueError(f"layer {move.layer} has no experts")
-        numbers = np.int32(move.from_slot), np.int32(move.to_slot), np.bool_(move.is_exchange)
-        gate_up, down = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, *numbers)
+        order = np.array([move.from_slot, move.to_slot, move.is_exchange], np.int32)
+        gate_up, down = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, order)
         layers[move.layer] = replace(layers[move.layer], ffn=replace(ffn, w_gate_up=gate_up, w_down=down))
         self.state.params = replace(self.state.params, layers=tuple(layers))

@@ -293,7 +293,7 @@ class Engine:
 
     def wait_idle(self) -> None:
         """Until all that was launched has run: nothing of this engine is left on devices that another one uses next."""
-        s = self._state
+        s = self._work.state
         jax.block_until_ready((s.params, s.pool, s.rows, s.sampling, s.hidden))
 
     def warm_up(self, bucket: Bucket) -> None:

@@ -103,9 +103,9 @@ class MeshSteps:
         pairs = zip(params.layers, self._params.layers, strict=True)
         experts, cut = next((a.ffn, p.ffn) for a, p in pairs if isinstance(a.ffn, MoEParams))
         weights = (cut.w_gate_up, cut.w_down)
-        run = self._wrap(partial(move_expert, axis=EXPERT_AXIS), (*weights, *[EVERYWHERE] * 3), weights)
-        slot, flag = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
-        return jax.jit(run, donate_argnums=(0, 1)).lower(experts.w_gate_up, experts.w_down, slot, slot, flag)
+        run = self._wrap(partial(move_expert, axis=EXPERT_AXIS), (*weights, EVERYWHERE), weights)
+        order = jax.ShapeDtypeStruct((3,), jnp.int32)
+        return jax.jit(run, donate_argnums=(0, 1)).lower(experts.w_gate_up, experts.w_down, order)
 
     @property
     def num_shards(self) -> int:
