@@ -5,15 +5,19 @@ the pages first and attention reads pages only, so a token sees the same numbers
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.linear.op import linear
 from runtime.cache.kv_pool import KVPool, write_pages, write_tokens
-from runtime.experts.layer import ExpertLoad, moe_layer, no_load
+from runtime.experts.layer import ExpertLoad, moe_stages, no_load
+from runtime.experts.stages import Lane as StagedLane
+from runtime.experts.stages import Meeting, Stages, run_alone, run_in_turns
 from runtime.experts.weights import MoEParams
 from runtime.model.architecture import Architecture, LayerKind
 from runtime.model.attention import attend_decode, attend_prefill, project_out, project_qkv
@@ -105,46 +109,68 @@ def unembed(arch: Architecture, params: Params, hidden: Float[Array, "N D"]) -> 
 def _forward(
     arch: Architecture, params: Params, pool: KVPool, lanes: Sequence[Lane], sharding: LayerSharding
 ) -> tuple[Float[Array, "T D"], KVPool, ExpertLoad]:
-    """Layer by layer, in each layer lane by lane: no lane waits for the other's experts, only for its pages.
-
-    What the compiler makes of that is its affair: where exchanges are asynchronous, those of one lane go under the
-    products of the other (docs/expert_parallel.md).
-    """
+    """One lane to the end, or two in turns: a stage of one beside the exchange of the other (docs/expert_parallel.md)."""
+    pages = list(pool.pages)
     with jax.named_scope("embed"):
         hidden = [params.embedding[lane.tokens].astype(jnp.float32) for lane in lanes]
         ropes = [rope_tables(arch.rope, lane.positions) for lane in lanes]
-    new_pages, loads = [], []
-    for layer, weights, pages in zip(arch.layers, params.layers, pool.pages, strict=True):
-        written, in_lanes = pages, []
-        for i, lane in enumerate(lanes):
-            x = hidden[i]
-            with jax.named_scope("attention"):
-                normed = rms_norm(x, weights.attention_norm, arch.rms_norm_eps).astype(
-                    weights.attention.w_qkv.dtype
-                )
-                q, k, v = project_qkv(arch, weights.attention, normed, *ropes[i])
-                attended, written = lane.attend(layer, written, q, k, v)
-                x = x + project_out(weights.attention, attended, sharding)
-            mixed, load = _ffn(arch, weights, x, lane.tokens, lane.is_real, sharding)
-            hidden[i] = x + mixed
-            in_lanes.append(load)
-        new_pages.append(written)
-        loads.append(jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *in_lanes))
-    x = hidden[0] if len(hidden) == 1 else jnp.concatenate(hidden)
-    return x, KVPool(tuple(new_pages)), jax.tree.map(lambda *layers: jnp.stack(layers), *loads)
+    runs = [
+        partial(_lane_stages, arch, params, pages, lane, rope, sharding)
+        for lane, rope in zip(lanes, ropes, strict=True)
+    ]
+    if len(lanes) == 1:
+        results = [run_alone(runs[0]((hidden[0],)))]
+    else:
+        first, second = (StagedLane(f"half_{i}", (x,), run) for i, (x, run) in enumerate(zip(hidden, runs)))
+        results = run_in_turns((first, second))
+    x = results[0][0] if len(results) == 1 else jnp.concatenate([x for x, _ in results])
+    loads = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *[load for _, load in results])
+    return x, KVPool(tuple(pages)), loads
 
 
-def _ffn(
+def _lane_stages(
+    arch: Architecture,
+    params: Params,
+    pages: list[Array],
+    lane: Lane,
+    rope: tuple[Array, Array],
+    sharding: LayerSharding,
+    start: tuple[Float[Array, "T D"]],
+) -> Stages[tuple[Float[Array, "T D"], ExpertLoad]]:
+    """Layer by layer; writes the lane's part of `pages`, layer after layer, in which it reads what lanes ahead wrote."""
+    (x,) = start
+    loads = []
+    for i, (layer, weights) in enumerate(zip(arch.layers, params.layers, strict=True)):
+        with jax.named_scope("attention"):
+            normed = rms_norm(x, weights.attention_norm, arch.rms_norm_eps).astype(
+                weights.attention.w_qkv.dtype
+            )
+            q, k, v = project_qkv(arch, weights.attention, normed, *rope)
+            attended, written = lane.attend(layer, pages[i], q, k, v)
+            if sharding.num_halves == 2:
+                # Or XLA copies all pages, so that this lane may read them after the other has written.
+                attended, written = lax.optimization_barrier((attended, written))
+            pages[i] = written
+        (attended,) = yield Meeting((attended,))
+        with jax.named_scope("attention"):
+            x = x + project_out(weights.attention, attended, sharding)
+        mixed, load = yield from _ffn_stages(arch, weights, x, lane.tokens, lane.is_real, sharding)
+        x = x + mixed
+        loads.append(load)
+    return x, jax.tree.map(lambda *layers: jnp.stack(layers), *loads)
+
+
+def _ffn_stages(
     arch: Architecture,
     weights: LayerParams,
     x: Float[Array, "T D"],
     tokens: Int[Array, " T"],
     is_real: Bool[Array, " T"],
     sharding: LayerSharding,
-) -> tuple[Float[Array, "T D"], ExpertLoad]:
+) -> Stages[tuple[Float[Array, "T D"], ExpertLoad]]:
     normed = rms_norm(x, weights.ffn_norm, arch.rms_norm_eps)
     if isinstance(weights.ffn, MoEParams):
-        mixed, load = moe_layer(
+        mixed, load = yield from moe_stages(
             weights.ffn,
             normed,
             is_real,
