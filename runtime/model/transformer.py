@@ -25,10 +25,16 @@ from runtime.model.batch import (
     DecodeBatch,
     PrefillBatch,
     decode_page_ids,
-    halve_decode,
-    halve_prefill,
     locate_tokens,
     prefill_page_ids,
+)
+from runtime.model.halves import (
+    choose_cut,
+    halve_decode,
+    halve_prefill,
+    join_decode,
+    join_prefill,
+    keys_of_linear_part,
 )
 from runtime.model.layers import dense_ffn, rms_norm, rope_tables
 from runtime.model.params import LayerParams, Params
@@ -57,7 +63,6 @@ def forward_prefill(
     sharding: LayerSharding = ALONE,
 ) -> tuple[Float[Array, "T D"], KVPool, ExpertLoad]:
     """Computes every chunk and writes its pages: (hidden before the final norm, pool, load of the experts [L, ...])."""
-    halves = halve_prefill(batch) if sharding.num_halves == 2 else (batch,)
 
     def lane(half: PrefillBatch) -> Lane:
         places = locate_tokens(half)
@@ -69,7 +74,13 @@ def forward_prefill(
 
         return Lane(half.tokens, places.position, places.is_real, attend)
 
-    return _forward(arch, params, pool, [lane(half) for half in halves], sharding)
+    if sharding.num_halves == 1:
+        (x,), pool, load = _forward(arch, params, pool, [lane(batch)], sharding)
+        return x, pool, load
+    cut = choose_cut(batch, page_size, keys_of_linear_part(arch))
+    lanes = [lane(half) for half in halve_prefill(batch, cut)]
+    (first, second), pool, load = _forward(arch, params, pool, lanes, sharding)
+    return join_prefill(first, second, cut), pool, load
 
 
 def forward_decode(
@@ -82,7 +93,6 @@ def forward_decode(
     sharding: LayerSharding = ALONE,
 ) -> tuple[Float[Array, "B D"], KVPool, ExpertLoad]:
     """Computes one token a row and writes it to its page: (hidden before the final norm, pool, load of the experts)."""
-    halves = halve_decode(batch) if sharding.num_halves == 2 else (batch,)
 
     def lane(half: DecodeBatch) -> Lane:
         positions = jnp.where(half.active, half.positions, 0)
@@ -95,7 +105,11 @@ def forward_decode(
 
         return Lane(half.tokens, positions, half.active, attend)
 
-    return _forward(arch, params, pool, [lane(half) for half in halves], sharding)
+    if sharding.num_halves == 1:
+        (x,), pool, load = _forward(arch, params, pool, [lane(batch)], sharding)
+        return x, pool, load
+    (first, second), pool, load = _forward(arch, params, pool, [lane(h) for h in halve_decode(batch)], sharding)
+    return join_decode(first, second), pool, load
 
 
 def unembed(arch: Architecture, params: Params, hidden: Float[Array, "N D"]) -> Float[Array, "N V"]:
@@ -108,7 +122,7 @@ def unembed(arch: Architecture, params: Params, hidden: Float[Array, "N D"]) -> 
 
 def _forward(
     arch: Architecture, params: Params, pool: KVPool, lanes: Sequence[Lane], sharding: LayerSharding
-) -> tuple[Float[Array, "T D"], KVPool, ExpertLoad]:
+) -> tuple[list[Float[Array, "T D"]], KVPool, ExpertLoad]:
     """One lane to the end, or two in turns: a stage of one beside the exchange of the other (docs/expert_parallel.md)."""
     pages = list(pool.pages)
     with jax.named_scope("embed"):
@@ -123,9 +137,8 @@ def _forward(
     else:
         first, second = (StagedLane(f"half_{i}", (x,), run) for i, (x, run) in enumerate(zip(hidden, runs)))
         results = run_in_turns((first, second))
-    x = results[0][0] if len(results) == 1 else jnp.concatenate([x for x, _ in results])
     loads = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *[load for _, load in results])
-    return x, KVPool(tuple(pages)), loads
+    return [x for x, _ in results], KVPool(tuple(pages)), loads
 
 
 def _lane_stages(
