@@ -1,82 +1,49 @@
-"""Does XLA put the exchange of one micro-batch under the products of the other? Reads its schedule for 8 H200, without one.
+"""Does XLA put the exchange of one micro-batch under the products of the other, and are they long enough? Reads its schedule
+for 8 H200, without one.
 
-    .cache/aot-venv-0.11.2/bin/python -m runtime.engine.aot_overlap --layers 24 [--whole] [--phase prefill] [--json FILE]
+    .cache/aot-venv-0.11.2/bin/python -m runtime.engine.aot_overlap --layers 24 [--phase prefill] [--model deepseek-v3-moe]
+        [--context 4096] [--whole] [--json FILE]
 
-Compiles a rung of a real model for a mesh of eight GPUs that exist on paper, and looks in the scheduled program which ops
-stand between the start and the end of each all-to-all. Two things it cannot show: how long they take, and what the
-exchange's own processors cost. That takes a trace on GPUs.
+Compiles a rung of a real model for a mesh of eight GPUs that exist on paper, looks in the scheduled program which ops stand
+between the start and the end of each all-to-all, and compares estimated times (`overlap_times.py`). What they really are, and
+what the exchange's own processors cost, takes a trace on GPUs.
 """
 
 import argparse
 import json
-import re
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pallas_kernels.arguments import whole_number_to
+from runtime.engine.overlap_times import Load, Machine, read_windows, summarise
 from runtime.xla_flags import check_overlap_flags, set_xla_flags
 
 NUM_GPUS, PAGE_SIZE, NUM_PAGES, PAGES_PER_ROW = 8, 64, 1024, 64
 DECODE_ROWS, PREFILL_TOKENS = 1024, 16384  # over all GPUs
-_KERNEL_CALL = re.compile(r'custom_call_target="(?:mosaic_gpu|__cublas)')
+TOP_K = 8  # of all models here
+MODELS = ("qwen3-30b-a3b", "deepseek-v3-moe")
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """All-to-alls of one program. covered: asynchronous, with a product between start and done."""
+class Rung:
+    """What to compile: size counts rows or tokens of all GPUs."""
 
-    covered: int
-    uncovered: int
-    synchronous: int
+    model: str = MODELS[0]
+    layers: int = 24
+    phase: str = "decode"
+    size: int = DECODE_ROWS
+    is_in_halves: bool = True
 
-    @property
-    def share(self) -> float:
-        total = self.covered + self.uncovered + self.synchronous
-        return self.covered / total if total else 0.0
-
-
-def read_coverage(hlo: str) -> Coverage:
-    """From the text of a compiled program, whose entry computation stands in the order in which it is issued."""
-    ops, kernels = schedule(hlo), wrapped_kernels(hlo)
-    covered = uncovered = synchronous = 0
-    for i, (name, op, line) in enumerate(ops):
-        is_start = op == "all-to-all-start" or (op == "async-start" and "all-to-all" in line)
-        if op == "all-to-all":
-            synchronous += 1
-        if is_start:
-            done = op.replace("start", "done")
-            end = next(j for j, (_, other, text) in enumerate(ops) if other == done and f"%{name})" in text)
-            has_product = any(is_product(o, text, kernels) for _, o, text in ops[i + 1 : end])
-            covered, uncovered = covered + has_product, uncovered + (not has_product)
-    return Coverage(covered, uncovered, synchronous)
+    def load(self, context: float) -> Load:
+        micro_batches = 2 if self.is_in_halves else 1
+        return Load(context, self.size // NUM_GPUS // micro_batches * TOP_K, NUM_GPUS)
 
 
-def schedule(hlo: str) -> list[tuple[str, str, str]]:
-    """(name, op, whole line) of the entry computation, or of the body of its largest loop where decode steps turn."""
-    texts = re.findall(r"^(?:ENTRY )?%?\S+ \(.*?^}", hlo, re.M | re.S)
-    text = max(texts, key=lambda t: t.count("all-to-all"))
-    found = re.finditer(r"^\s*(?:ROOT )?%(\S+) = .*? ([a-z0-9\-]+)\(.*$", text, re.M)
-    return [(m[1], m[2], m[0]) for m in found]
-
-
-def wrapped_kernels(hlo: str) -> set[str]:
-    """Computations that hold a kernel call: XLA folds the slice of a stacked weight and the call that reads it into one."""
-    computations = re.finditer(r"^%(\S+) \(.*?^}", hlo, re.M | re.S)
-    return {m[1] for m in computations if _KERNEL_CALL.search(m[0])}
-
-
-def is_product(op: str, line: str, kernels: set[str]) -> bool:
-    """Judged by what an op calls, never by its operands: a small fusion may read a value that is named gemm."""
-    if op == "fusion":
-        called = re.search(r"calls=%([^\s,]+)", line)
-        return '"__triton' in line or (called is not None and called[1] in kernels)
-    return op == "custom-call" and _KERNEL_CALL.search(line) is not None
-
-
-def compile_rung(layers: int, phase: str, is_in_halves: bool) -> str:
-    """The compiled program of a Qwen3-30B-A3B rung on eight GPUs, as text."""
+def compile_rung(rung: Rung) -> str:
+    """The compiled program on eight GPUs, as text."""
     import jax  # noqa: PLC0415 - flags first
 
     from pallas_kernels.aot_target import compile_for, h200_mesh  # noqa: PLC0415
@@ -85,63 +52,84 @@ def compile_rung(layers: int, phase: str, is_in_halves: bool) -> str:
     jax.config.update("jax_platforms", "cpu")  # no search for a GPU
     mesh = h200_mesh(NUM_GPUS)
     with choosing_for_hopper():
-        compiled = compile_for(mesh, *mesh_rung(mesh, layers, phase, is_in_halves))
+        compiled = compile_for(mesh, *mesh_rung(mesh, rung))
     return compiled.as_text() or ""
 
 
-def mesh_rung(devices: Any, layers: int, phase: str, is_in_halves: bool) -> tuple[Any, tuple[Any, ...]]:
-    """(step, abstract arguments) of a Qwen3-30B-A3B rung whose experts lie on the eight GPUs of a mesh."""
+def mesh_rung(devices: Any, rung: Rung) -> tuple[Any, tuple[Any, ...]]:
+    """(step, abstract arguments) of a rung whose experts lie on the eight GPUs of a mesh."""
     import jax.numpy as jnp  # noqa: PLC0415 - flags first
     from jax.sharding import Mesh  # noqa: PLC0415
 
     from runtime.config import ParallelConfig  # noqa: PLC0415
     from runtime.engine.device_arrays import DeviceArrays, start_placement  # noqa: PLC0415
     from runtime.experts.exchange_kind import ExchangeKind  # noqa: PLC0415
-    from runtime.ladder.aot_steps import QWEN3_30B_A3B  # noqa: PLC0415
+    from runtime.ladder.aot_steps import DEEPSEEK_V3_MOE, QWEN3_30B_A3B  # noqa: PLC0415
     from runtime.ladder.bucket import Bucket  # noqa: PLC0415
+    from runtime.ladder.compiler import rung_step  # noqa: PLC0415
     from runtime.ladder.mesh_steps import MeshSteps  # noqa: PLC0415
     from runtime.ladder.step import StepShape  # noqa: PLC0415
     from runtime.mesh import EXPERT_AXIS, TENSOR_AXIS, DeviceMesh  # noqa: PLC0415
     from runtime.model.architecture import from_hf_config  # noqa: PLC0415
     from runtime.schedule.plan import Phase  # noqa: PLC0415
 
-    arch = from_hf_config(QWEN3_30B_A3B | {"num_hidden_layers": layers})
+    model = dict(zip(MODELS, (QWEN3_30B_A3B, DEEPSEEK_V3_MOE), strict=True))[rung.model]
+    arch = from_hf_config(model | {"num_hidden_layers": rung.layers})
     # Room for all that can come in one round: a further round is a loop, and a GPU's host must look before each turn.
     parallel = ParallelConfig(expert_parallel_size=NUM_GPUS, capacity_factor=64.0, micro_batch_overlap="on")
     grid = devices.devices.reshape(NUM_GPUS, 1)
     mesh = DeviceMesh(Mesh(grid, (EXPERT_AXIS, TENSOR_AXIS)), arch)
-    size = PREFILL_TOKENS if phase == "prefill" else DECODE_ROWS
-    shape = StepShape(DECODE_ROWS // NUM_GPUS, PAGE_SIZE, PAGES_PER_ROW, PREFILL_TOKENS // NUM_GPUS)
+    is_prefill = rung.phase == "prefill"
+    shape = StepShape(
+        num_slots=max(DECODE_ROWS, rung.size) // NUM_GPUS,
+        page_size=PAGE_SIZE,
+        pages_per_row=PAGES_PER_ROW,
+        max_prefill_tokens=max(PREFILL_TOKENS, rung.size) // NUM_GPUS,
+    )
     arrays = DeviceArrays(arch, shape, NUM_PAGES, jnp.bfloat16, mesh, start_placement(parallel, arch))
-    steps, a = MeshSteps(mesh, shape, parallel, arrays.cuts()), arrays.abstract_state()
-    rows = 64 if phase == "prefill" else DECODE_ROWS
-    bucket = Bucket(Phase(phase), size, rows, ExchangeKind.ALL_TO_ALL, 2 if is_in_halves else 1)
-    state = (a.params, a.pool, a.hidden) if phase == "prefill" else (a.params, a.pool, a.rows, a.sampling)
-    return steps.rung(bucket), (*state, steps.abstract_packed(bucket))
+    rows = 64 if is_prefill else rung.size
+    bucket = Bucket(
+        Phase(rung.phase), rung.size, rows, ExchangeKind.ALL_TO_ALL, 2 if rung.is_in_halves else 1
+    )
+    steps = MeshSteps(mesh, shape, parallel, arrays.cuts())
+    return rung_step(arch, shape, bucket, arrays.abstract_state(), steps)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m runtime.engine.aot_overlap")
-    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
+    parser.add_argument("--layers", type=whole_number_to(128), default=24)
     parser.add_argument("--phase", choices=("prefill", "decode"), default="decode")
+    parser.add_argument(
+        "--size", type=whole_number_to(1 << 17), help="rows or tokens on all eight GPUs, a multiple of 1024"
+    )
+    parser.add_argument(
+        "--context", type=whole_number_to(1 << 20), nargs="+", default=[1024],
+        help="keys that a token attends to, on average; several to see where it begins to pay",
+    )  # fmt: skip
     parser.add_argument("--whole", action="store_true", help="one micro-batch, for comparison")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--hlo", type=Path, metavar="FILE", help="write the compiled program here")
     args = parser.parse_args()
+    size = args.size or (PREFILL_TOKENS if args.phase == "prefill" else DECODE_ROWS)
+    if size % 1024:
+        parser.error(f"--size is {size}; it must be a multiple of 1024")
     set_xla_flags()
     check_overlap_flags()
     started = time.perf_counter()
-    hlo = compile_rung(args.layers, args.phase, not args.whole)
+    rung = Rung(args.model, args.layers, args.phase, size, not args.whole)
+    hlo = compile_rung(rung)
     if args.hlo:
         args.hlo.write_text(hlo, encoding="utf-8")
-    found = read_coverage(hlo)
-    report = asdict(found) | {
-        "share": found.share,
-        "layers": args.layers,
-        "phase": args.phase,
-        "halves": not args.whole,
+    machine = Machine()
+    report = {
+        "rung": asdict(rung),
+        "machine": asdict(machine),
+        "by_context": {
+            context: summarise(read_windows(hlo, rung.load(context), machine)) for context in args.context
+        },
     }
-    print(json.dumps(report), f"{time.perf_counter() - started:.0f} s")
+    print(json.dumps(report, indent=1), f"{time.perf_counter() - started:.0f} s")
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0

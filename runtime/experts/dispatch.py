@@ -54,7 +54,11 @@ def permute(dispatch: Dispatch, x: Float[Array, "T D"], top_k: int) -> Float[Arr
 
 
 def combine(dispatch: Dispatch, routing: Routing, y: Float[Array, "N D"]) -> Float[Array, "T D"]:
-    """The weighted sum of each token's experts, in float32. Padding tokens get zeros: their rows of y are zeros."""
-    num_tokens, top_k = routing.weights.shape
-    picked = y[dispatch.row_of_pair].reshape(num_tokens, top_k, y.shape[-1]).astype(jnp.float32)
-    return jnp.sum(picked * routing.weights[:, :, None], axis=1)
+    """`weigh` with the router's weights. Padding tokens get zeros: their rows of y are zeros."""
+    return weigh(dispatch, y, routing.weights)
+
+
+def weigh(dispatch: Dispatch, y: Float[Array, "N D"], weights: Float[Array, "T k"]) -> Float[Array, "T D"]:
+    """The weighted sum of each token's pairs, in float32."""
+    picked = y[dispatch.row_of_pair].reshape(*weights.shape, y.shape[-1]).astype(jnp.float32)
+    return jnp.sum(picked * weights[:, :, None], axis=1)

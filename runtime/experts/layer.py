@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,11 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.expert_mlp.op import expert_mlp
 from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.dispatch import combine, permute, plan_dispatch
-from runtime.experts.exchange import Exchange, exchange_tokens
+from runtime.experts.exchange import exchange_tokens
+from runtime.experts.exchange_spec import Exchange
 from runtime.experts.router import Routing, route
 from runtime.experts.routing_table import look_up
+from runtime.experts.stages import Stages, run_alone
 from runtime.experts.weights import MoEParams
 
 
@@ -32,6 +35,13 @@ def no_load(num_experts: int, *layers: int) -> ExpertLoad:
 
 
 def moe_layer(
+    params: MoEParams, x: Float[Array, "T D"], is_real: Bool[Array, " T"], **options: Any
+) -> tuple[Float[Array, "T D"], ExpertLoad]:
+    """`moe_stages` from beginning to end."""
+    return run_alone(moe_stages(params, x, is_real, **options))
+
+
+def moe_stages(
     params: MoEParams,
     x: Float[Array, "T D"],
     is_real: Bool[Array, " T"],
@@ -40,8 +50,10 @@ def moe_layer(
     activation: str,
     exchange: Exchange | None = None,
     tokens: Int[Array, " T"] | None = None,
-) -> tuple[Float[Array, "T D"], ExpertLoad]:
-    """x in float32 to (result in float32, load). Padding tokens reach no expert and get zeros.
+) -> Stages[tuple[Float[Array, "T D"], ExpertLoad]]:
+    """x in float32 to (result in float32, load), with a stage before, between and after the exchanges of `all_to_all`.
+
+    Padding tokens reach no expert and get zeros.
 
     exchange: where the experts are shared by several devices; then this runs inside `shard_map`.
     tokens: their ids, which only a routing table asks for.
@@ -57,7 +69,9 @@ def moe_layer(
         num_slots = slots_here * exchange.num_devices
         slots = choose_slots(params.copies, routed, is_real, exchange, num_slots)
         counts = _count(routed, is_real, num_experts) if routed.counts is None else routed.counts
-        out, num_rows = exchange_tokens(exchange, sent, routed, slots, is_real, experts, slots_here)
+        out, num_rows = yield from exchange_tokens(
+            exchange, sent, routed, slots, is_real, experts, slots_here
+        )
         return out, ExpertLoad(counts, num_rows[None])
     with jax.named_scope("dispatch"):
         dispatch = plan_dispatch(routed.expert_ids, is_real, num_experts)

@@ -17,10 +17,11 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from runtime.config import ParallelConfig
-from runtime.experts.exchange import FP8, Exchange, choose_capacity
+from runtime.experts.exchange_spec import Exchange, choose_capacity
 from runtime.experts.layer import ExpertLoad
 from runtime.experts.move import move_expert
 from runtime.experts.weights import MoEParams
+from runtime.experts.wire import FP8
 from runtime.ladder.batch import packed_len
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.step import (

@@ -85,32 +85,3 @@ def decode_page_ids(batch: DecodeBatch, page_size: int) -> Int[Array, " B"]:
     column = jnp.where(batch.active, batch.positions // page_size, 0)
     page_ids = jnp.take_along_axis(batch.page_table, column[:, None], axis=1)[:, 0]
     return jnp.where(batch.active, page_ids, DUMMY_PAGE)
-
-
-def halve_prefill(batch: PrefillBatch) -> tuple[PrefillBatch, PrefillBatch]:
-    """The two halves of the flat layout, which may cut one prompt: its second part then follows on its first.
-
-    The cut lies at a page's border, so T must be an even number of pages. Rows that have nothing in a half have length 0.
-    """
-    half = batch.tokens.shape[0] // 2
-    in_first = jnp.clip(half - batch.row_start, 0, batch.row_len)
-    first = PrefillBatch(
-        batch.tokens[:half], jnp.minimum(batch.row_start, half), in_first, batch.context_len, batch.page_table
-    )
-    second = PrefillBatch(
-        batch.tokens[half:],
-        jnp.maximum(batch.row_start - half, 0),
-        batch.row_len - in_first,
-        batch.context_len + in_first,
-        batch.page_table,
-    )
-    return first, second
-
-
-def halve_decode(batch: DecodeBatch) -> tuple[DecodeBatch, DecodeBatch]:
-    """The first and the second half of the rows."""
-    half = batch.tokens.shape[0] // 2
-    first, second = (
-        jax.tree.map(lambda a, part=part: a[part], batch) for part in (slice(half), slice(half, None))
-    )
-    return first, second

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 from jax import lax
 
-from runtime.experts.exchange import Exchange
+from runtime.experts.exchange_spec import Exchange
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,19 @@ the pages first and attention reads pages only, so a token sees the same numbers
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.linear.op import linear
 from runtime.cache.kv_pool import KVPool, write_pages, write_tokens
-from runtime.experts.layer import ExpertLoad, moe_layer, no_load
+from runtime.experts.layer import ExpertLoad, moe_stages, no_load
+from runtime.experts.stages import Lane as StagedLane
+from runtime.experts.stages import Meeting, Stages, run_alone, run_in_turns
 from runtime.experts.weights import MoEParams
 from runtime.model.architecture import Architecture, LayerKind
 from runtime.model.attention import attend_decode, attend_prefill, project_out, project_qkv
@@ -21,10 +25,16 @@ from runtime.model.batch import (
     DecodeBatch,
     PrefillBatch,
     decode_page_ids,
-    halve_decode,
-    halve_prefill,
     locate_tokens,
     prefill_page_ids,
+)
+from runtime.model.halves import (
+    choose_cut,
+    halve_decode,
+    halve_prefill,
+    join_decode,
+    join_prefill,
+    keys_of_linear_part,
 )
 from runtime.model.layers import dense_ffn, rms_norm, rope_tables
 from runtime.model.params import LayerParams, Params
@@ -53,7 +63,6 @@ def forward_prefill(
     sharding: LayerSharding = ALONE,
 ) -> tuple[Float[Array, "T D"], KVPool, ExpertLoad]:
     """Computes every chunk and writes its pages: (hidden before the final norm, pool, load of the experts [L, ...])."""
-    halves = halve_prefill(batch) if sharding.num_halves == 2 else (batch,)
 
     def lane(half: PrefillBatch) -> Lane:
         places = locate_tokens(half)
@@ -65,7 +74,13 @@ def forward_prefill(
 
         return Lane(half.tokens, places.position, places.is_real, attend)
 
-    return _forward(arch, params, pool, [lane(half) for half in halves], sharding)
+    if sharding.num_halves == 1:
+        (x,), pool, load = _forward(arch, params, pool, [lane(batch)], sharding)
+        return x, pool, load
+    cut = choose_cut(batch, page_size, keys_of_linear_part(arch))
+    lanes = [lane(half) for half in halve_prefill(batch, cut)]
+    (first, second), pool, load = _forward(arch, params, pool, lanes, sharding)
+    return join_prefill(first, second, cut), pool, load
 
 
 def forward_decode(
@@ -78,7 +93,6 @@ def forward_decode(
     sharding: LayerSharding = ALONE,
 ) -> tuple[Float[Array, "B D"], KVPool, ExpertLoad]:
     """Computes one token a row and writes it to its page: (hidden before the final norm, pool, load of the experts)."""
-    halves = halve_decode(batch) if sharding.num_halves == 2 else (batch,)
 
     def lane(half: DecodeBatch) -> Lane:
         positions = jnp.where(half.active, half.positions, 0)
@@ -91,7 +105,11 @@ def forward_decode(
 
         return Lane(half.tokens, positions, half.active, attend)
 
-    return _forward(arch, params, pool, [lane(half) for half in halves], sharding)
+    if sharding.num_halves == 1:
+        (x,), pool, load = _forward(arch, params, pool, [lane(batch)], sharding)
+        return x, pool, load
+    (first, second), pool, load = _forward(arch, params, pool, [lane(h) for h in halve_decode(batch)], sharding)
+    return join_decode(first, second), pool, load
 
 
 def unembed(arch: Architecture, params: Params, hidden: Float[Array, "N D"]) -> Float[Array, "N V"]:
@@ -104,47 +122,68 @@ def unembed(arch: Architecture, params: Params, hidden: Float[Array, "N D"]) -> 
 
 def _forward(
     arch: Architecture, params: Params, pool: KVPool, lanes: Sequence[Lane], sharding: LayerSharding
-) -> tuple[Float[Array, "T D"], KVPool, ExpertLoad]:
-    """Layer by layer, in each layer lane by lane: no lane waits for the other's experts, only for its pages.
-
-    What the compiler makes of that is its affair: where exchanges are asynchronous, those of one lane go under the
-    products of the other (docs/expert_parallel.md).
-    """
+) -> tuple[list[Float[Array, "T D"]], KVPool, ExpertLoad]:
+    """One lane to the end, or two in turns: a stage of one beside the exchange of the other (docs/expert_parallel.md)."""
+    pages = list(pool.pages)
     with jax.named_scope("embed"):
         hidden = [params.embedding[lane.tokens].astype(jnp.float32) for lane in lanes]
         ropes = [rope_tables(arch.rope, lane.positions) for lane in lanes]
-    new_pages, loads = [], []
-    for layer, weights, pages in zip(arch.layers, params.layers, pool.pages, strict=True):
-        written, in_lanes = pages, []
-        for i, lane in enumerate(lanes):
-            x = hidden[i]
-            with jax.named_scope("attention"):
-                normed = rms_norm(x, weights.attention_norm, arch.rms_norm_eps).astype(
-                    weights.attention.w_qkv.dtype
-                )
-                q, k, v = project_qkv(arch, weights.attention, normed, *ropes[i])
-                attended, written = lane.attend(layer, written, q, k, v)
-                x = x + project_out(weights.attention, attended, sharding)
-            mixed, load = _ffn(arch, weights, x, lane.tokens, lane.is_real, sharding)
-            hidden[i] = x + mixed
-            in_lanes.append(load)
-        new_pages.append(written)
-        loads.append(jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *in_lanes))
-    x = hidden[0] if len(hidden) == 1 else jnp.concatenate(hidden)
-    return x, KVPool(tuple(new_pages)), jax.tree.map(lambda *layers: jnp.stack(layers), *loads)
+    runs = [
+        partial(_lane_stages, arch, params, pages, lane, rope, sharding)
+        for lane, rope in zip(lanes, ropes, strict=True)
+    ]
+    if len(lanes) == 1:
+        results = [run_alone(runs[0]((hidden[0],)))]
+    else:
+        first, second = (StagedLane(f"half_{i}", (x,), run) for i, (x, run) in enumerate(zip(hidden, runs)))
+        results = run_in_turns((first, second))
+    loads = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *[load for _, load in results])
+    return [x for x, _ in results], KVPool(tuple(pages)), loads
 
 
-def _ffn(
+def _lane_stages(
+    arch: Architecture,
+    params: Params,
+    pages: list[Array],
+    lane: Lane,
+    rope: tuple[Array, Array],
+    sharding: LayerSharding,
+    start: tuple[Float[Array, "T D"]],
+) -> Stages[tuple[Float[Array, "T D"], ExpertLoad]]:
+    """Layer by layer; writes the lane's part of `pages`, layer after layer, in which it reads what lanes ahead wrote."""
+    (x,) = start
+    loads = []
+    for i, (layer, weights) in enumerate(zip(arch.layers, params.layers, strict=True)):
+        with jax.named_scope("attention"):
+            normed = rms_norm(x, weights.attention_norm, arch.rms_norm_eps).astype(
+                weights.attention.w_qkv.dtype
+            )
+            q, k, v = project_qkv(arch, weights.attention, normed, *rope)
+            attended, written = lane.attend(layer, pages[i], q, k, v)
+            if sharding.num_halves == 2:
+                # Or XLA copies all pages, so that this lane may read them after the other has written.
+                attended, written = lax.optimization_barrier((attended, written))
+            pages[i] = written
+        (attended,) = yield Meeting((attended,))
+        with jax.named_scope("attention"):
+            x = x + project_out(weights.attention, attended, sharding)
+        mixed, load = yield from _ffn_stages(arch, weights, x, lane.tokens, lane.is_real, sharding)
+        x = x + mixed
+        loads.append(load)
+    return x, jax.tree.map(lambda *layers: jnp.stack(layers), *loads)
+
+
+def _ffn_stages(
     arch: Architecture,
     weights: LayerParams,
     x: Float[Array, "T D"],
     tokens: Int[Array, " T"],
     is_real: Bool[Array, " T"],
     sharding: LayerSharding,
-) -> tuple[Float[Array, "T D"], ExpertLoad]:
+) -> Stages[tuple[Float[Array, "T D"], ExpertLoad]]:
     normed = rms_norm(x, weights.ffn_norm, arch.rms_norm_eps)
     if isinstance(weights.ffn, MoEParams):
-        mixed, load = moe_layer(
+        mixed, load = yield from moe_stages(
             weights.ffn,
             normed,
             is_real,

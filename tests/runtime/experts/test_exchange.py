@@ -11,11 +11,12 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.copies import copies_table
-from runtime.experts.exchange import FP8, Exchange, choose_capacity
+from runtime.experts.exchange_spec import Exchange, choose_capacity
 from runtime.experts.exchange_kind import ExchangeKind
 from runtime.experts.layer import ExpertLoad, moe_layer
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.weights import MoEParams
+from runtime.experts.wire import FP8
 
 NUM_EXPERTS, TOP_K, D, F, TOKENS = 6, 3, 16, 8, 24
 OPTIONS = {"routing": RouterSpec(TOP_K, renormalise=True), "activation": "silu"}

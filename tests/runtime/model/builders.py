@@ -14,6 +14,7 @@ from runtime.model.architecture import Architecture, load_architecture
 from runtime.model.batch import DecodeBatch, PrefillBatch
 from runtime.model.checkpoint import load_params
 from runtime.model.params import Params
+from runtime.model.sharding import ALONE, LayerSharding
 from runtime.model.transformer import forward_decode, forward_prefill, unembed
 
 CHECKPOINTS = Path(__file__).parents[2] / "fixtures" / "checkpoints"
@@ -50,6 +51,7 @@ class Runner:
     num_pages: int = 80
     dtype: Any = jnp.float32
     table_width: int = 64
+    sharding: LayerSharding = ALONE
     pool: KVPool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +72,9 @@ class Runner:
         aligned = sum(-(-len(c.tokens) // self.page_size) * self.page_size for c in chunks)
         num_tokens = num_tokens or -(-aligned // PADDED_TOKENS) * PADDED_TOKENS
         batch = pack_prefill(chunks, self.page_size, self.table_width, num_tokens, num_rows or PADDED_ROWS)
-        logits, self.pool, counts = _prefill(self.arch, self.params, self.pool, batch, self.page_size)
+        logits, self.pool, counts = _prefill(
+            self.arch, self.params, self.pool, batch, self.page_size, self.sharding
+        )
         starts = np.asarray(batch.row_start)
         rows = [np.asarray(logits[s : s + len(c.tokens)]) for s, c in zip(starts, chunks, strict=False)]
         return rows, np.asarray(counts)
@@ -80,7 +84,9 @@ class Runner:
     ) -> tuple[np.ndarray, np.ndarray]:
         """(logits [rows, V], expert counts); each chunk holds one token; None is a padding row."""
         batch = pack_decode(chunks, self.table_width, num_rows or PADDED_ROWS)
-        logits, self.pool, counts = _decode(self.arch, self.params, self.pool, batch, self.page_size)
+        logits, self.pool, counts = _decode(
+            self.arch, self.params, self.pool, batch, self.page_size, self.sharding
+        )
         return np.asarray(logits), np.asarray(counts)
 
     def greedy(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
@@ -131,13 +137,17 @@ def pack_decode(chunks: list[Chunk | None], table_width: int, num_rows: int) -> 
     return DecodeBatch(*map(jnp.asarray, (tokens, positions, active, page_table)))
 
 
-@partial(jax.jit, static_argnums=(0, 4), donate_argnums=2)
-def _prefill(arch: Architecture, params: Params, pool: KVPool, batch: PrefillBatch, page_size: int) -> Any:
-    hidden, pool, load = forward_prefill(arch, params, pool, batch, page_size=page_size)
+@partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
+def _prefill(
+    arch: Architecture, params: Params, pool: KVPool, batch: PrefillBatch, page_size: int, sharding: LayerSharding
+) -> Any:
+    hidden, pool, load = forward_prefill(arch, params, pool, batch, page_size=page_size, sharding=sharding)
     return unembed(arch, params, hidden), pool, load.tokens
 
 
-@partial(jax.jit, static_argnums=(0, 4), donate_argnums=2)
-def _decode(arch: Architecture, params: Params, pool: KVPool, batch: DecodeBatch, page_size: int) -> Any:
-    hidden, pool, load = forward_decode(arch, params, pool, batch, page_size=page_size)
+@partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
+def _decode(
+    arch: Architecture, params: Params, pool: KVPool, batch: DecodeBatch, page_size: int, sharding: LayerSharding
+) -> Any:
+    hidden, pool, load = forward_decode(arch, params, pool, batch, page_size=page_size, sharding=sharding)
     return unembed(arch, params, hidden), pool, load.tokens
