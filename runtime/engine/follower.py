@@ -94,7 +94,7 @@ def dial(config: EngineConfig, greeting: dict[str, Any]) -> tuple[HostChannel, E
             channel.start_beats()
             return channel, config_of_leader(config, sections)
         case ["refused", str(why)]:
-            raise LeaderGone(f"host 0 at {host}:{port} refused this host: {why[:4 * MAX_TEXT]}")
+            raise LeaderGone(f"host 0 at {host}:{port} refused this host: {why[: 4 * MAX_TEXT]}")
     raise LeaderGone(f"{host}:{port} is no host 0 of this program")
 
 
@@ -111,7 +111,9 @@ def follow(config: EngineConfig, folder: Path) -> NoReturn:
     try:
         start_distributed(config.parallel)
         arch = load_architecture(folder)
-        loaded = load_devices(config, folder, arch, context_limit(config, arch), link, on_compiled=link.report)
+        loaded = load_devices(
+            config, folder, arch, context_limit(config, arch), link, on_compiled=link.report
+        )
         work, compiler = loaded.work, loaded.work.compiler
         with monitor.expected_compiles():
             while True:
@@ -120,7 +122,9 @@ def follow(config: EngineConfig, folder: Path) -> NoReturn:
                     compiler.wait(command.name)
                 work.run(command)
                 if isinstance(command, CompileRungs):
-                    for step in {n: compiler.step(n) for b in command.buckets for n in compiler.names_of(b)}.values():
+                    for step in {
+                        n: compiler.step(n) for b in command.buckets for n in compiler.names_of(b)
+                    }.values():
                         if step.call is not None:
                             link.report(step)
     except Exception as error:
@@ -139,7 +143,9 @@ def end(code: int, text: str) -> NoReturn:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m runtime.engine.follower", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m runtime.engine.follower", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--config", type=Path, required=True, help="YAML file, as host 0 has it")
     parser.add_argument("--host-id", type=int, help="which host this is, instead of the file's; from 1")
     parser.add_argument("--model", help="model folder on this host, instead of the file's")

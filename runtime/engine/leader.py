@@ -32,7 +32,28 @@ MAX_TEXT = 500
 log = logging.getLogger(__name__)
 
 
-class Leader:
+class Alone:
+    """What Leader is where one process has all devices: nobody to lose, nobody to tell."""
+
+    trouble = ""
+
+    def on_gone(self, tell: Callable[[str], None]) -> None:
+        """Never calls it."""
+
+    def await_trouble(self, timeout_s: float) -> str:
+        return ""
+
+    def status(self) -> tuple[HostStatus, ...]:
+        return ()
+
+    def close(self, reason: str) -> None:
+        """Nothing to close."""
+
+
+ALONE = Alone()
+
+
+class Leader(Alone):
     """`trouble` is empty while all hosts are well; after the first loss it names the host, and nothing works any more."""
 
     def __init__(self, parallel: ParallelConfig, greeting: dict[str, Any], sections: dict[str, Any]) -> None:
@@ -151,7 +172,9 @@ class Leader:
         host_id: int = message[1]
         self._channels[host_id], self._addresses[host_id] = channel, address
         channel.start_beats()
-        listen = threading.Thread(target=self._listen_to, args=(host_id, channel), name=f"host-{host_id}", daemon=True)
+        listen = threading.Thread(
+            target=self._listen_to, args=(host_id, channel), name=f"host-{host_id}", daemon=True
+        )
         listen.start()
         log.info("host %d of %d has come, from %s", host_id, self._parallel.hosts, address)
         return ""
