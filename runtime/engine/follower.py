@@ -80,8 +80,12 @@ def dial(config: EngineConfig, greeting: dict[str, Any]) -> tuple[HostChannel, E
         try:
             connection = socket.create_connection((host, port), timeout=parallel.host_timeout)
             channel = HostChannel(connection, parallel.host_timeout, MAX_COMMAND_BYTES)
-            channel.send(["hello", parallel.host_id, greeting])
-            answer = channel.receive()
+            try:
+                channel.send(["hello", parallel.host_id, greeting])
+                answer = channel.receive()
+            except HostGone:
+                channel.close()
+                raise
             break
         except (OSError, HostGone) as error:
             if time.monotonic() > deadline:
@@ -94,7 +98,9 @@ def dial(config: EngineConfig, greeting: dict[str, Any]) -> tuple[HostChannel, E
             channel.start_beats()
             return channel, config_of_leader(config, sections)
         case ["refused", str(why)]:
+            channel.close()
             raise LeaderGone(f"host 0 at {host}:{port} refused this host: {why[: 4 * MAX_TEXT]}")
+    channel.close()
     raise LeaderGone(f"{host}:{port} is no host 0 of this program")
 
 

@@ -55,7 +55,9 @@ def test_text_through_moves_and_a_new_ladder_until_a_host_dies(hosts, expected) 
         applied = hosts.client.post("/admin/v1/experts/rebalance", json={"reason": "test"})
         assert applied.json()["num_moves"] > 0, applied.text
         patch = {"patch": {"ladder": {"decode_rows": [2, 4]}}}
-        assert hosts.client.patch("/admin/v1/config", json=patch, headers={"If-Match": '"1"'}).status_code < 300
+        assert (
+            hosts.client.patch("/admin/v1/config", json=patch, headers={"If-Match": '"1"'}).status_code < 300
+        )
         assert all(text.result() == expected for text in texts)
     hosts.wait(lambda: hosts.get("/admin/v1/experts")["experts"]["waiting_moves"] == 0, PATIENCE_S)
     hosts.wait(lambda: 'rung="decode-2-gather",state="ready"' in hosts.client.get("/metrics").text, 60)
@@ -95,8 +97,7 @@ def check_the_survivor(hosts: TwoHosts) -> None:
     assert hosts.get("/health/ready") == {"ready": False, "state": "failed", "lost_hosts": [1]}
     assert [h["state"] for h in hosts.get("/admin/v1/experts")["hosts"]] == ["up", "gone"]
     assert 'moe_host_up{engine="0",host="1",model_name="tiny"} 0.0' in hosts.client.get("/metrics").text
-    alerts = hosts.client.get("/admin/v1/console/overview").text
-    assert "host 1 of 2" in alerts
+    hosts.wait(lambda: "host 1 of 2" in hosts.client.get("/admin/v1/console/overview").text, PATIENCE_S)
     refused = hosts.complete(PROMPTS[0], 4)
     assert refused.status_code == 503
     assert "host 1 of 2" in refused.text

@@ -101,8 +101,8 @@ class TwoHosts:
     def wait(self, is_so: Callable[[], Any], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not is_so():
-            alive = self.leader.poll() is None
-            assert alive and time.monotonic() < deadline, self.log("leader") + self.log("follower")
+            is_lost = self.leader.poll() is not None or time.monotonic() > deadline
+            assert not is_lost, self.log("leader") + self.log("follower")
             time.sleep(0.05)
 
     def close(self) -> None:
