@@ -78,6 +78,8 @@ class Leader(Alone):
     def gather(self) -> None:
         """Wait until all hosts have come. Raises ModelLoadError after parallel.host_start_timeout."""
         host, port = self._parallel.command_address
+        if not _is_loopback(host):
+            log.warning("hosts are awaited on %s, which is not loopback: its network must be trusted", host)
         deadline = time.monotonic() + self._parallel.host_start_timeout
         refusal = ""
         with _listen(host, port) as listener:
@@ -151,7 +153,7 @@ class Leader(Alone):
         channel, address = self._channels.get(host_id), self._addresses.get(host_id, "")
         if channel is None:
             return HostStatus(host_id, address, "waiting")
-        state = "gone" if host_id in self._lost_ids else "up"
+        state = "gone" if host_id in self._lost_ids else "ended" if self._is_closed else "up"
         return HostStatus(host_id, address, state, round(channel.heard_s, 3))
 
     def _greet(self, connection: socket.socket, address: str) -> str:
@@ -205,12 +207,14 @@ class Leader(Alone):
             self._lose(host_id, str(gone))
 
     def _lose(self, host_id: int, why: str) -> None:
+        """A host is gone: everybody here is told, and the others, which would wait for it in their steps."""
         if self._is_closed:
             return
         self._lost_ids.add(host_id)
         self._tell_gone(
             f"host {host_id} of {self._parallel.hosts} ({self._addresses[host_id]}) is gone: {why}"
         )
+        self.close(self.trouble)
 
     def _tell_gone(self, trouble: str) -> None:
         with self._life:
@@ -227,6 +231,10 @@ class Leader(Alone):
             f"host {names} of {self._parallel.hosts} has not come within parallel.host_start_timeout of "
             f"{self._parallel.host_start_timeout:g} s{refusal}"
         )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _listen(host: str, port: int) -> socket.socket:
