@@ -76,9 +76,10 @@ def serve(state: ConfigState) -> int:
     if server.force_exit:
         os._exit(1)  # the second signal means now, whatever the engine's thread is doing
     status = 1 if server.load_failed else 0
-    if not server.stop_engine():
+    # A normal exit would first compile every rung that is queued, and JAX would wait for a host that is gone.
+    if not server.stop_engine() or state.config.parallel.hosts > 1:
         sys.stdout.flush()
-        os._exit(status)  # still loading: a normal exit would first compile every rung that is queued
+        os._exit(status)
     return status
 
 

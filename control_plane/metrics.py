@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from runtime.engine.change import LadderState
+from runtime.engine.host_status import HostStatus
 from runtime.engine.stats import EngineSnapshot, Histogram, PromiseTotals, RungSnapshot
 
 Sample = tuple[Sequence[str], float]
@@ -92,6 +93,7 @@ class _EngineCollector(Collector):
         yield from _rung_families(snapshot.rungs, labels)
         yield from _expert_families(snapshot.expert_tokens, labels)
         yield from _policy_families(snapshot, labels)
+        yield from _host_families(snapshot.hosts, labels)
         if (control := self._control()) is not None:
             yield from _control_families(control, labels)
 
@@ -258,6 +260,14 @@ def _policy_families(s: EngineSnapshot, make: _Labels) -> Iterator[Metric]:
     )
     states = [((state.value,), float(state is s.ladder_change.state)) for state in LadderState]
     yield make.gauges("moe_ladder_state", "1 at the state of the ladder's last change", ["state"], states)
+
+
+def _host_families(hosts: Sequence[HostStatus], make: _Labels) -> Iterator[Metric]:
+    if hosts:
+        up = [((str(host.host_id),), float(host.state == "up")) for host in hosts]
+        yield make.gauges("moe_host_up", "1 while the host follows", ["host"], up)
+        heard = [((str(host.host_id),), host.heard_s) for host in hosts if host.heard_s is not None]
+        yield make.gauges("moe_host_heard_seconds", "Since the host's last sign", ["host"], heard)
 
 
 def _control_families(found: ControlFigures, make: _Labels) -> Iterator[Metric]:

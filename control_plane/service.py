@@ -172,7 +172,7 @@ class EngineService:
             raise Unavailable("The server is shutting down.", retry_after_s=self.config.server.drain_timeout)
         snapshot = self.model.engine.snapshot()
         if snapshot.state == "failed":
-            raise Unavailable("The engine has failed.", retry_after_s=60)
+            raise Unavailable(_failure(snapshot), retry_after_s=60)
         if snapshot.state == "loading":
             raise Unavailable("The model is loading.", retry_after_s=LOADING_RETRY_S)
         if timeout_s is None:
@@ -234,7 +234,7 @@ class EngineService:
             self.heartbeat.observe(snapshot, self.num_open)
             if snapshot.state == "failed":
                 for call in set(self._calls.values()):
-                    call.fail(EngineFault("The engine has failed."))
+                    call.fail(EngineFault(_failure(snapshot)))
 
     async def _tick(self) -> None:
         """Keeps the clock of the console's history and of what live changes wait for; a mistake is told and ends nothing."""
@@ -254,6 +254,12 @@ class EngineService:
         if self.load_error is not None:
             return Unavailable("The model could not be loaded.", retry_after_s=60)
         return Unavailable("The model is loading.", retry_after_s=LOADING_RETRY_S)
+
+
+def _failure(snapshot: EngineSnapshot) -> str:
+    """For everybody; only the loss of a host is told in full, other errors may hold what is nobody's business."""
+    is_lost = any(host.state == "gone" for host in snapshot.hosts)
+    return f"The engine has failed: {snapshot.error}." if is_lost else "The engine has failed."
 
 
 def _queue_wait_s(snapshot: EngineSnapshot) -> float | None:

@@ -64,7 +64,13 @@ def parse_address(value: str) -> tuple[str, int]:
     """(host, port) of `10.0.0.1:9800` or `[fd00::1]:9800`, brackets taken off; the port leaves room for one above it."""
     host, _, port = value.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
-    if host and (":" not in host or is_bracketed) and port.isascii() and port.isdigit() and 0 < int(port) < 65535:
+    if (
+        host
+        and (":" not in host or is_bracketed)
+        and port.isascii()
+        and port.isdigit()
+        and 0 < int(port) < 65535
+    ):
         return host.removeprefix("[").removesuffix("]"), int(port)
     raise ValueError(
         f"{value[:80]!r} is not host:port with a port from 1 to 65534; write for example 10.0.0.1:9800 or [fd00::1]:9800"

@@ -39,7 +39,12 @@ class EngineDriver:
     """Runs requests to their end; `depth` launches are in flight, as in the loop."""
 
     def __init__(
-        self, depth: int = 2, eos_ids: tuple[int, ...] = (), folder: Path | None = None, **sections: Any
+        self,
+        depth: int = 2,
+        eos_ids: tuple[int, ...] = (),
+        folder: Path | None = None,
+        arch: dict[str, Any] = TINY,
+        **sections: Any,
     ) -> None:
         sections = {"ladder": {}, "model": {}, "kv_cache": {}} | sections
         sections["model"] = {"load_format": "auto" if folder else "dummy", "dtype": "fp32"} | sections[
@@ -49,8 +54,8 @@ class EngineDriver:
         small = {"decode_rows": [1, 4], "prefill_tokens": [16, 64], "cache_dir": "off", "max_decode_steps": 4}
         sections["ladder"] = small | sections["ladder"]
         config = parse_config(sections)
-        arch = load_architecture(folder) if folder else from_hf_config(TINY)
-        loaded = load_engine(config, folder or Path(), arch, eos_ids, context_limit(config, arch))
+        found = load_architecture(folder) if folder else from_hf_config(arch)
+        loaded = load_engine(config, folder or Path(), found, eos_ids, context_limit(config, found))
         self.engine, self.scheduler, self.mover = loaded.engine, loaded.scheduler, loaded.mover
         self.engine.set_max_decode_steps(config.ladder.max_decode_steps)
         self.compile_all()

@@ -41,9 +41,10 @@ class PinBody(ReasonBody):
 
 @router.get("")
 async def show(service: Service, caller: Caller) -> Response:
-    """`experts` is null on one device, where nothing can move."""
-    experts = service.model.engine.snapshot().experts
-    return json_response({"experts": asdict(experts) if experts else None})
+    """`experts` is null on one device, where nothing can move; `hosts` is empty where one process has all devices."""
+    snapshot = service.model.engine.snapshot()
+    experts = asdict(snapshot.experts) if snapshot.experts else None
+    return json_response({"experts": experts, "hosts": [asdict(host) for host in snapshot.hosts]})
 
 
 @router.post("/rebalance", openapi_extra=JSON_BODY)

@@ -15,14 +15,14 @@ router = APIRouter(tags=["observe"])
 async def live(service: Service) -> Response:
     """503 only when the engine has failed or hangs; loading and draining are alive."""
     is_alive = service.is_alive()
-    return json_response({"live": is_alive}, 200 if is_alive else 503)
+    return json_response({"live": is_alive} | _lost_hosts(service), 200 if is_alive else 503)
 
 
 @router.get("/health/ready", response_class=Response)
 async def ready(service: Service) -> Response:
     """503 while new requests should go elsewhere: loading, draining, failed."""
     is_ready, state = service.readiness()
-    return json_response({"ready": is_ready, "state": state}, 200 if is_ready else 503)
+    return json_response({"ready": is_ready, "state": state} | _lost_hosts(service), 200 if is_ready else 503)
 
 
 @router.get("/metrics", response_class=Response)
@@ -35,6 +35,12 @@ def metrics(request: Request) -> Response:
 @router.get("/version", response_class=Response)
 async def get_version() -> Response:
     return json_response({"version": server_version()})
+
+
+def _lost_hosts(service: Service) -> dict[str, list[int]]:
+    """The numbers of the hosts that are gone, where the engine spans several."""
+    hosts = service.snapshot.hosts if service.snapshot is not None else ()
+    return {"lost_hosts": lost} if (lost := [host.host_id for host in hosts if host.state == "gone"]) else {}
 
 
 def server_version() -> str:

@@ -23,7 +23,7 @@ from runtime.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from runtime.engine.engine import CollectedStep
-    from runtime.engine.loop import Loaded
+    from runtime.engine.loaded import Loaded
 
 HOT_EXPERTS, HOT_SHARE = 3, 0.8
 LAYERS, EXPERTS, TOP_K, WIDTH, EXPERT_WIDTH, VOCABULARY = 4, 32, 2, 64, 16, 512

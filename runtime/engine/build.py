@@ -29,8 +29,9 @@ from runtime.engine.engine import Engine
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.host_greeting import make_greeting, shaping_sections
-from runtime.engine.leader import Leader
-from runtime.engine.loop import EngineLoop, Loaded
+from runtime.engine.leader import ALONE, Leader
+from runtime.engine.loaded import Loaded
+from runtime.engine.loop import EngineLoop
 from runtime.engine.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 from runtime.errors import ModelLoadError
 from runtime.experts.placement import ExpertPlacement
@@ -103,7 +104,7 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         tokenizer,
         grammars,
         load=partial(load_engine, config, path, arch, tokenizer.eos_ids, max_context, leader),
-        leader=leader,
+        hosts=leader or ALONE,
     )
     card = ModelCard(
         name=config.model.served_name or path.name,

@@ -1,5 +1,6 @@
 """What may be asked of the engine's thread. Frozen; imports no JAX."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from runtime.config import EngineConfig
 from runtime.engine.change import Applied
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder
 from runtime.request import Request
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,12 @@ class Call:
     """Run a function in the engine's thread between two steps (live changes, tests)."""
 
     function: Callable[[], None]
+
+    def run(self) -> None:
+        try:
+            self.function()
+        except Exception:
+            log.exception("a call between two steps failed")
 
 
 @dataclass(frozen=True, slots=True)

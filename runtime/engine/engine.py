@@ -358,7 +358,11 @@ class Engine:
             counts = np.bincount(np.asarray(sequence.output_ids, np.int64), minlength=vocab)
             dense = bias, seen, counts.astype(np.int32)
         budget = params.max_tokens - num_known
-        self._do(WriteRow(self._slot_of(chunk.row), budget, np.asarray(record.floats), np.asarray(record.ints), dense))
+        self._do(
+            WriteRow(
+                self._slot_of(chunk.row), budget, np.asarray(record.floats), np.asarray(record.ints), dense
+            )
+        )
 
     def _launch_scores(self, plan: StepPlan) -> tuple[ScoreChunk, ...]:
         scores: list[ScoreChunk] = []

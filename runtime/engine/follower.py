@@ -80,8 +80,12 @@ def dial(config: EngineConfig, greeting: dict[str, Any]) -> tuple[HostChannel, E
         try:
             connection = socket.create_connection((host, port), timeout=parallel.host_timeout)
             channel = HostChannel(connection, parallel.host_timeout, MAX_COMMAND_BYTES)
-            channel.send(["hello", parallel.host_id, greeting])
-            answer = channel.receive()
+            try:
+                channel.send(["hello", parallel.host_id, greeting])
+                answer = channel.receive()
+            except HostGone:
+                channel.close()
+                raise
             break
         except (OSError, HostGone) as error:
             if time.monotonic() > deadline:
@@ -94,7 +98,9 @@ def dial(config: EngineConfig, greeting: dict[str, Any]) -> tuple[HostChannel, E
             channel.start_beats()
             return channel, config_of_leader(config, sections)
         case ["refused", str(why)]:
-            raise LeaderGone(f"host 0 at {host}:{port} refused this host: {why[:4 * MAX_TEXT]}")
+            channel.close()
+            raise LeaderGone(f"host 0 at {host}:{port} refused this host: {why[: 4 * MAX_TEXT]}")
+    channel.close()
     raise LeaderGone(f"{host}:{port} is no host 0 of this program")
 
 
@@ -111,7 +117,9 @@ def follow(config: EngineConfig, folder: Path) -> NoReturn:
     try:
         start_distributed(config.parallel)
         arch = load_architecture(folder)
-        loaded = load_devices(config, folder, arch, context_limit(config, arch), link, on_compiled=link.report)
+        loaded = load_devices(
+            config, folder, arch, context_limit(config, arch), link, on_compiled=link.report
+        )
         work, compiler = loaded.work, loaded.work.compiler
         with monitor.expected_compiles():
             while True:
@@ -120,7 +128,9 @@ def follow(config: EngineConfig, folder: Path) -> NoReturn:
                     compiler.wait(command.name)
                 work.run(command)
                 if isinstance(command, CompileRungs):
-                    for step in {n: compiler.step(n) for b in command.buckets for n in compiler.names_of(b)}.values():
+                    for step in {
+                        n: compiler.step(n) for b in command.buckets for n in compiler.names_of(b)
+                    }.values():
                         if step.call is not None:
                             link.report(step)
     except Exception as error:
@@ -139,7 +149,9 @@ def end(code: int, text: str) -> NoReturn:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m runtime.engine.follower", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m runtime.engine.follower", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--config", type=Path, required=True, help="YAML file, as host 0 has it")
     parser.add_argument("--host-id", type=int, help="which host this is, instead of the file's; from 1")
     parser.add_argument("--model", help="model folder on this host, instead of the file's")

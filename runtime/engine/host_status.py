@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """state: `waiting` until the host has come, then `up`, `gone` after that. heard_s: seconds since its last sign."""
+    """state: `waiting` until the host has come, then `up`; `gone` when it was lost, `ended` when it was told to end.
+
+    heard_s: seconds since its last sign.
+    """
 
     host_id: int
     address: str

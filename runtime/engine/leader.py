@@ -32,7 +32,28 @@ MAX_TEXT = 500
 log = logging.getLogger(__name__)
 
 
-class Leader:
+class Alone:
+    """What Leader is where one process has all devices: nobody to lose, nobody to tell."""
+
+    trouble = ""
+
+    def on_gone(self, tell: Callable[[str], None]) -> None:
+        """Never calls it."""
+
+    def await_trouble(self, timeout_s: float) -> str:
+        return ""
+
+    def status(self) -> tuple[HostStatus, ...]:
+        return ()
+
+    def close(self, reason: str) -> None:
+        """Nothing to close."""
+
+
+ALONE = Alone()
+
+
+class Leader(Alone):
     """`trouble` is empty while all hosts are well; after the first loss it names the host, and nothing works any more."""
 
     def __init__(self, parallel: ParallelConfig, greeting: dict[str, Any], sections: dict[str, Any]) -> None:
@@ -57,6 +78,8 @@ class Leader:
     def gather(self) -> None:
         """Wait until all hosts have come. Raises ModelLoadError after parallel.host_start_timeout."""
         host, port = self._parallel.command_address
+        if not _is_loopback(host):
+            log.warning("hosts are awaited on %s, which is not loopback: its network must be trusted", host)
         deadline = time.monotonic() + self._parallel.host_start_timeout
         refusal = ""
         with _listen(host, port) as listener:
@@ -130,7 +153,7 @@ class Leader:
         channel, address = self._channels.get(host_id), self._addresses.get(host_id, "")
         if channel is None:
             return HostStatus(host_id, address, "waiting")
-        state = "gone" if host_id in self._lost_ids else "up"
+        state = "gone" if host_id in self._lost_ids else "ended" if self._is_closed else "up"
         return HostStatus(host_id, address, state, round(channel.heard_s, 3))
 
     def _greet(self, connection: socket.socket, address: str) -> str:
@@ -151,7 +174,9 @@ class Leader:
         host_id: int = message[1]
         self._channels[host_id], self._addresses[host_id] = channel, address
         channel.start_beats()
-        listen = threading.Thread(target=self._listen_to, args=(host_id, channel), name=f"host-{host_id}", daemon=True)
+        listen = threading.Thread(
+            target=self._listen_to, args=(host_id, channel), name=f"host-{host_id}", daemon=True
+        )
         listen.start()
         log.info("host %d of %d has come, from %s", host_id, self._parallel.hosts, address)
         return ""
@@ -182,12 +207,14 @@ class Leader:
             self._lose(host_id, str(gone))
 
     def _lose(self, host_id: int, why: str) -> None:
+        """A host is gone: everybody here is told, and the others, which would wait for it in their steps."""
         if self._is_closed:
             return
         self._lost_ids.add(host_id)
         self._tell_gone(
             f"host {host_id} of {self._parallel.hosts} ({self._addresses[host_id]}) is gone: {why}"
         )
+        self.close(self.trouble)
 
     def _tell_gone(self, trouble: str) -> None:
         with self._life:
@@ -204,6 +231,10 @@ class Leader:
             f"host {names} of {self._parallel.hosts} has not come within parallel.host_start_timeout of "
             f"{self._parallel.host_start_timeout:g} s{refusal}"
         )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _listen(host: str, port: int) -> socket.socket:

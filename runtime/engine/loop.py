@@ -11,29 +11,30 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from runtime.adaptive.decision import Decision, DecisionLog
 from runtime.config import EngineConfig
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.change import Applied, ConfigChange, LadderChange, LadderState
 from runtime.engine.commands import Abort, Call, Command, Configure, MoveExperts, Stop, Submit
-from runtime.engine.engine import CollectedStep, Engine, InFlightStep
-from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.engine import Engine, InFlightStep
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder
 from runtime.engine.grammar import GrammarCompiler
-from runtime.engine.leader import Leader
+from runtime.engine.leader import ALONE, Alone
+from runtime.engine.loaded import Loaded
 from runtime.engine.reconfigure import plan_change, with_restart_fields_of
 from runtime.engine.request_streams import RequestStreams
 from runtime.engine.snapshot import take_snapshot
 from runtime.engine.stats import EngineSnapshot, EngineStats
 from runtime.engine.steering import Steering, estimate_cost
+from runtime.engine.step_counts import count_step
 from runtime.engine.timelines import Timelines
 from runtime.engine.tokenizer import Tokenizer
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.ladder.late_compiles import monitor
 from runtime.request import Request, TokenEvent
-from runtime.schedule.plan import Phase, StepPlan
+from runtime.schedule.plan import StepPlan
 from runtime.schedule.request_checks import ModelLimits
 from runtime.schedule.shards import AnyScheduler
 
@@ -48,15 +49,6 @@ log = logging.getLogger(__name__)
 type Publisher = Callable[[list[TokenEvent]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What the loader hands to the loop's thread."""
-
-    engine: Engine
-    scheduler: AnyScheduler
-    mover: ExpertMover | None = None  # where several devices share the experts
-
-
 class EngineLoop:
     """Thread-safe face of one engine. States: loading, ready, draining, failed, stopped."""
 
@@ -67,13 +59,12 @@ class EngineLoop:
         tokenizer: Tokenizer,
         grammars: GrammarCompiler,
         load: Callable[[], Loaded],
-        leader: Leader | None = None,
+        hosts: Alone = ALONE,
     ) -> None:
-        """leader: of an engine that spans several hosts; `load` gathers them."""
+        """hosts: the Leader of an engine that spans several; `load` gathers them."""
         self._config, self._limits, self._tokenizer = config, limits, tokenizer
-        self._load, self._leader = load, leader
-        if leader is not None:
-            leader.on_gone(self._lose)
+        self._load, self._hosts = load, hosts
+        hosts.on_gone(self._lose)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stats = EngineStats()
         self._decisions = DecisionLog(config.controller.decisions_kept)
@@ -109,15 +100,11 @@ class EngineLoop:
     def shutdown(self, timeout_s: float = 30.0) -> bool:
         """End the thread; requests still running get an error event. False if it is still at it after the time."""
         self._commands.put(Stop())
-        if self._leader is not None:
-            if self._leader.trouble:
-                timeout_s = min(timeout_s, LOST_TIMEOUT_S)
-            elif not self._first_ready.is_set():
-                self._leader.close("the server ends")
+        if self._state == "loading":
+            self._hosts.close("the server ends")
         if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        if self._leader is not None:
-            self._leader.close("the server ends")
+            self._thread.join(min(timeout_s, LOST_TIMEOUT_S) if self._hosts.trouble else timeout_s)
+        self._hosts.close("the server ends")
         return not self._thread.is_alive()
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -215,9 +202,8 @@ class EngineLoop:
         self._is_draining = True
 
     def snapshot(self) -> EngineSnapshot:
-        if self._leader is None:
-            return self._snapshot
-        return replace(self._snapshot, hosts=self._leader.status())
+        hosts = self._hosts.status()
+        return replace(self._snapshot, hosts=hosts) if hosts else self._snapshot
 
     def _lose(self, trouble: str) -> None:
         """Another host is gone, says a thread of the leader's. The engine's own may wait for it in a step that never ends,
@@ -233,8 +219,7 @@ class EngineLoop:
 
     def _refusal(self) -> str:
         """Why nothing is taken in now; a lost host is named."""
-        trouble = self._leader.trouble if self._leader is not None else ""
-        return f"the engine is {self.state}" + (f": {trouble}" if trouble else "")
+        return f"the engine is {self.state}" + (f": {self._hosts.trouble}" if self._hosts.trouble else "")
 
     # --- the engine's thread ----------------------------------------------------------------------------------
 
@@ -254,11 +239,10 @@ class EngineLoop:
             self._serve(loaded, self._steering)
         except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine failed")
-            trouble = self._leader.await_trouble(LOST_TIMEOUT_S) if self._leader is not None else ""
+            trouble = self._hosts.await_trouble(LOST_TIMEOUT_S)
             self._error = trouble or f"{type(error).__name__}: {str(error)[:500]}"
             state = "failed"
-        if self._leader is not None:
-            self._leader.close(f"the engine is {state} {self._error}".strip())
+        self._hosts.close(f"the engine is {state}" + (f": {self._error}" if self._error else ""))
         with self._life:
             if self._state != "failed":
                 self._state = state
@@ -307,15 +291,10 @@ class EngineLoop:
                     self._publish_some(self._streams.add(scheduler, requests))
                 case Abort(request_ids):
                     self._streams.forget(scheduler, request_ids)
-                case Call(function):
-                    try:
-                        function()
-                    except Exception:
-                        log.exception("a call between two steps failed")
+                case Call() | MoveExperts():
+                    command.run()
                 case Configure():
                     self._configure(command)
-                case MoveExperts():
-                    command.run()
                 case Stop():
                     return False
 
@@ -357,7 +336,9 @@ class EngineLoop:
         step = self._in_flight.popleft()
         collected = engine.collect(step)
         now = time.monotonic()
-        self._count(step, collected, now)
+        busy_s = now - max(step.launched_s, self._device_free_s)
+        self._device_free_s = now
+        count_step(self._stats, self._steering, step, collected, busy_s)
         token_ids = collected.result.token_ids
         self.timelines.on_step(step.plan, step.bucket.name, step.launched_s, now, token_ids)
         self._publish_some(self._streams.take(scheduler, step.plan, collected, now))
@@ -365,25 +346,6 @@ class EngineLoop:
     def _publish_some(self, events: list[TokenEvent]) -> None:
         if events and self._state != "failed":  # or its requests have been ended already
             self._publish(events)
-
-    def _count(self, step: InFlightStep, collected: CollectedStep, now: float) -> None:
-        busy_s = now - max(step.launched_s, self._device_free_s)
-        self._device_free_s = now
-        phase, num_steps = step.plan.phase, max(1, collected.num_steps)
-        if phase is Phase.PREFILL:
-            real, computed = step.plan.num_tokens, step.bucket.tokens
-        else:
-            real = sum(map(len, collected.result.token_ids))
-            computed = step.bucket.tokens * collected.num_steps
-        self._stats.on_step(step.bucket.name, real, computed, busy_s, num_steps)
-        self._stats.on_phase(phase.value, real, computed, busy_s)
-        self._stats.on_demand(phase.value, step.size, num_steps)
-        self._stats.on_experts(collected.expert_tokens)
-        if self._steering is not None:
-            step_s = busy_s / num_steps
-            self._steering.on_step(phase, step_s)
-            if (balancing := self._steering.balancing) is not None:
-                balancing.on_step(collected.expert_tokens, collected.device_rows, num_steps, step_s)
 
     def _adopt_rungs(self, engine: Engine) -> None:
         if self._all_ready.is_set():

@@ -1,31 +1,21 @@
 """take_snapshot: everything that the engine tells about itself, as one frozen record."""
 
 import time
-from typing import Protocol
 
 from pallas_kernels.tuning import num_tile_misses
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.change import LadderChange
 from runtime.engine.engine import Engine
 from runtime.engine.expert_status import ExpertStatus
+from runtime.engine.loaded import Loaded
 from runtime.engine.stats import EngineSnapshot, EngineStats, RungCounters, RungSnapshot
 from runtime.ladder.late_compiles import monitor
 from runtime.schedule.policy import SchedulePolicy
-from runtime.schedule.shards import AnyScheduler
-
-
-class LoadedEngine(Protocol):
-    """The parts that exist once the model is loaded."""
-
-    @property
-    def engine(self) -> Engine: ...
-    @property
-    def scheduler(self) -> AnyScheduler: ...
 
 
 def take_snapshot(
     stats: EngineStats,
-    loaded: LoadedEngine | None,
+    loaded: Loaded | None,
     state: str,
     error: str,
     gate: AdmissionGate,

@@ -126,7 +126,11 @@ class StepCompiler:
             return step
         if error := self._others.error(step.name):
             return replace(step, state=RungState.FAILED, call=None, error=error)
-        return step if self._others.is_everywhere(step.name) else replace(step, state=RungState.COMPILING, call=None)
+        return (
+            step
+            if self._others.is_everywhere(step.name)
+            else replace(step, state=RungState.COMPILING, call=None)
+        )
 
     def wait(self, name: str) -> None:
         """Until a step that compiles here is done: another host may have it already, and ask for it."""
@@ -211,7 +215,9 @@ class StepCompiler:
         with self._lock:
             known = self._steps.get(name)
             if self._others is not None and known is not None and self._on_all_hosts(known).error:
-                self._others.forget(name)  # hosts that failed try once more, the others say again that they have it
+                self._others.forget(
+                    name
+                )  # hosts that failed try once more, the others say again that they have it
             if known is not None and known.state is not RungState.FAILED:
                 return False
             self._steps[name] = CompiledStep(name, RungState.COMPILING)

@@ -137,7 +137,9 @@ class MeshSteps:
         exchange = Exchange(bucket.exchange, mesh.num_shards, EXPERT_AXIS, room, dtype)
         return LayerSharding(exchange, tensor_axis, bucket.num_halves)
 
-    def _wrap(self, function: Callable[..., Any], in_specs: Any, out_specs: Any, *read: Any) -> Callable[..., Any]:
+    def _wrap(
+        self, function: Callable[..., Any], in_specs: Any, out_specs: Any, *read: Any
+    ) -> Callable[..., Any]:
         """read: how the last results are cut, which the host reads; on several hosts each device gets them whole."""
 
         def gathered(*args: Any) -> Any:

@@ -20,6 +20,9 @@ def test_sizes():
     assert parse_size("2KiB").of(0) == 2048
 
 
+TWO = {"expert_parallel_size": 2, "hosts": 2}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -28,6 +31,19 @@ def test_sizes():
         ({"kv_cache": {"kv_cache_size": "180%"}}, "not a size"),
         ({"batch_processing": {"alpha": 7}}, "batch_processing.alpha"),
         ({"parallel": {"expert_parallel_size": 0}}, "parallel.expert_parallel_size"),
+        ({"parallel": {"host_id": 1}}, "host_id is 1; with parallel.hosts of 1 it is at most 0"),
+        (
+            {"parallel": {"hosts": 2}},
+            "hosts is 2; expert_parallel_size 1 x tensor_parallel_size 1 makes 1 devices",
+        ),
+        ({"parallel": TWO}, "parallel.coordinator: '' is not host:port"),
+        ({"parallel": TWO | {"coordinator": "::1:9800"}}, "'::1:9800' is not host:port"),
+        ({"parallel": TWO | {"coordinator": "a:65535"}}, "'a:65535' is not host:port"),
+        (
+            {"parallel": TWO | {"coordinator": "a:9", "command_port": 9}},
+            "command_port is 9, the coordinator's own",
+        ),
+        ({"parallel": {"host_timeout": "100ms"}}, "host_timeout"),
         ({"kv_cache": {"kv_cache_external": True}}, "kv_cache_external is True"),
         ({"server": {"max_body_size": "80%"}}, "max_body_size"),
         ({"ladder": {"decode_rows": [0]}}, "decode_rows"),
@@ -59,3 +75,8 @@ def test_a_duration_is_a_text_with_a_unit_and_never_negative():
 
 def test_a_written_configuration_reads_back():
     assert parse_config(EngineConfig().model_dump(mode="json")) == EngineConfig()
+
+
+def test_commands_go_to_the_port_beside_the_coordinators() -> None:
+    parallel = parse_config({"parallel": TWO | {"coordinator": "[fd00::1]:9800"}}).parallel
+    assert (parallel.coordinator_address, parallel.command_address) == (("fd00::1", 9800), ("fd00::1", 9801))

@@ -1,0 +1,27 @@
+"""count_step: what a launch that was read says to the statistics, the controllers and the balancer."""
+
+from runtime.engine.engine import CollectedStep, InFlightStep
+from runtime.engine.stats import EngineStats
+from runtime.engine.steering import Steering
+from runtime.schedule.plan import Phase
+
+
+def count_step(
+    stats: EngineStats, steering: Steering | None, step: InFlightStep, collected: CollectedStep, busy_s: float
+) -> None:
+    """busy_s: seconds that the device took for it. Called by the engine's thread."""
+    phase, num_steps = step.plan.phase, max(1, collected.num_steps)
+    if phase is Phase.PREFILL:
+        real, computed = step.plan.num_tokens, step.bucket.tokens
+    else:
+        real = sum(map(len, collected.result.token_ids))
+        computed = step.bucket.tokens * collected.num_steps
+    stats.on_step(step.bucket.name, real, computed, busy_s, num_steps)
+    stats.on_phase(phase.value, real, computed, busy_s)
+    stats.on_demand(phase.value, step.size, num_steps)
+    stats.on_experts(collected.expert_tokens)
+    if steering is not None:
+        step_s = busy_s / num_steps
+        steering.on_step(phase, step_s)
+        if (balancing := steering.balancing) is not None:
+            balancing.on_step(collected.expert_tokens, collected.device_rows, num_steps, step_s)

@@ -1,0 +1,105 @@
+"""Two processes that are one engine: the text of one process, through moves and a new ladder; and the end of a host."""
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.engine_driver import EngineDriver, request
+from tests.runtime.engine.two_hosts import MODEL, SECTIONS, SILENCE_S, TwoHosts
+
+NUM_TOKENS = 24
+PROMPTS = [[(7 * i + 3 * j) % 256 for j in range(1 + 5 * i)] for i in range(6)]
+PATIENCE_S = 10.0  # of a busy machine, on top of what the configuration promises
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def hosts(tmp_path, cache) -> Iterator[TwoHosts]:
+    found = TwoHosts(tmp_path, cache)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """Of one process with two devices."""
+    driver = EngineDriver(arch=MODEL, **SECTIONS)
+    try:
+        return driver.run(request(f"r{i}", p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS))
+    finally:
+        driver.close()
+
+
+def test_text_through_moves_and_a_new_ladder_until_a_host_dies(hosts, expected) -> None:
+    def ask_all() -> list[list[int]]:
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            return list(pool.map(lambda p: hosts.ids(p, NUM_TOKENS), PROMPTS))
+
+    assert ask_all() == expected
+    assert [(h["host_id"], h["state"]) for h in hosts.get("/admin/v1/experts")["hosts"]] == [
+        (0, "up"),
+        (1, "up"),
+    ]
+
+    # Experts move and a rung is added while requests run.
+    with ThreadPoolExecutor(1) as pool:
+        texts = [pool.submit(ask_all) for _ in range(4)]
+        applied = hosts.client.post("/admin/v1/experts/rebalance", json={"reason": "test"})
+        assert applied.json()["num_moves"] > 0, applied.text
+        patch = {"patch": {"ladder": {"decode_rows": [2, 4]}}}
+        assert (
+            hosts.client.patch("/admin/v1/config", json=patch, headers={"If-Match": '"1"'}).status_code < 300
+        )
+        assert all(text.result() == expected for text in texts)
+    hosts.wait(lambda: hosts.get("/admin/v1/experts")["experts"]["waiting_moves"] == 0, PATIENCE_S)
+    hosts.wait(lambda: 'rung="decode-2-gather",state="ready"' in hosts.client.get("/metrics").text, 60)
+    assert ask_all() == expected
+    assert 'moe_late_compiles_total{engine="0",model_name="tiny"} 0.0' in hosts.client.get("/metrics").text
+
+    # The other host is killed while requests run.
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(hosts.complete, prompt, 200) for prompt in PROMPTS[:2]]
+        time.sleep(0.1)
+        hosts.follower.kill()
+        start = time.monotonic()
+        for answer in (a.result(SILENCE_S + PATIENCE_S) for a in answers):
+            assert answer.status_code == 503
+            assert "host 1 of 2 (127.0.0.1:" in answer.text
+            assert "is gone: connection closed" in answer.text
+        assert time.monotonic() - start < PATIENCE_S
+    check_the_survivor(hosts)
+
+
+def test_a_host_that_hangs_is_noticed(hosts) -> None:
+    hosts.follower.send_signal(signal.SIGSTOP)
+    try:
+        answer = hosts.complete(PROMPTS[1], 200)
+        assert answer.status_code == 503
+        assert f"is gone: silent for {SILENCE_S:g} s" in answer.text
+        check_the_survivor(hosts)
+    finally:
+        hosts.follower.send_signal(signal.SIGCONT)
+    assert hosts.follower.wait(PATIENCE_S) != 0
+    assert "moe-ladder follower: host 0 is gone" in hosts.log("follower")
+
+
+def check_the_survivor(hosts: TwoHosts) -> None:
+    """The control plane answers, says which host is gone, takes nothing in, and ends when it is told to."""
+    assert hosts.client.get("/health/live").status_code == 503
+    assert hosts.get("/health/ready") == {"ready": False, "state": "failed", "lost_hosts": [1]}
+    assert [h["state"] for h in hosts.get("/admin/v1/experts")["hosts"]] == ["up", "gone"]
+    assert 'moe_host_up{engine="0",host="1",model_name="tiny"} 0.0' in hosts.client.get("/metrics").text
+    hosts.wait(lambda: "host 1 of 2" in hosts.client.get("/admin/v1/console/overview").text, PATIENCE_S)
+    refused = hosts.complete(PROMPTS[0], 4)
+    assert refused.status_code == 503
+    assert "host 1 of 2" in refused.text
+    hosts.leader.terminate()
+    hosts.leader.wait(PATIENCE_S)

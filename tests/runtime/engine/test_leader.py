@@ -1,0 +1,229 @@
+"""Leader and followers over real sockets, in this process: who is taken in, what is sent, whose loss is noticed."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.config import parse_config
+from runtime.engine.device_commands import MoveWeights, RunStep
+from runtime.engine.follower import LeaderGone, LeaderLink, dial
+from runtime.engine.host_channel import HostGone
+from runtime.engine.host_frames import HEADER, to_frame
+from runtime.engine.host_greeting import config_of_leader, make_greeting, shaping_sections
+from runtime.engine.leader import Leader
+from runtime.errors import ModelLoadError
+from tests.runtime.engine.two_hosts import free_ports
+
+GREETING: dict[str, Any] = {"protocol": 1, "model.dtype": "fp32"}
+
+
+def config(host_id: int, num: int = 3, port: int = 0, **parallel: Any):
+    wishes = {
+        "expert_parallel_size": num,
+        "hosts": num,
+        "host_id": host_id,
+        "coordinator": f"127.0.0.1:{port or 9}",
+        "host_timeout": "1s",
+        "host_start_timeout": "5s",
+    }
+    return parse_config({"parallel": wishes | parallel})
+
+
+@dataclass
+class Cluster:
+    """A leader with two followers, none of which computes."""
+
+    leader: Leader
+    links: dict[int, LeaderLink] = field(default_factory=dict)
+    ends: dict[int, tuple[int, str]] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
+
+    def wait(self, what: Any) -> None:
+        deadline = time.monotonic() + 5
+        while not what():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    (port,) = free_ports(1)
+    lead = config(0, port=port)
+    found = Cluster(Leader(lead.parallel, GREETING, shaping_sections(lead)))
+    found.leader.on_gone(found.troubles.append)
+    gathering = threading.Thread(target=found.leader.gather)
+    gathering.start()
+    for host in (2, 1):
+        channel, _ = dial(config(host, port=port), GREETING)
+        found.links[host] = LeaderLink(channel, lambda *end, host=host: found.ends.update({host: end}))
+    gathering.join(5)
+    assert not gathering.is_alive()
+    yield found
+    found.leader.close("the test ends")
+    for link in found.links.values():
+        link._channel.close()
+
+
+def test_commands_come_in_order_and_rungs_are_ready_when_all_have_them() -> None:
+    with cluster() as c:
+        for i in range(50):
+            c.leader.send(MoveWeights(i, 0, 1, False))
+        for link in c.links.values():
+            assert [link.commands.get(timeout=5).layer for _ in range(50)] == list(range(50))
+        step = type("Step", (), {"name": "decode-4", "error": ""})()
+        c.links[1].report(step)
+        c.wait(lambda: c.leader.rungs._errors[1])
+        assert not c.leader.rungs.is_everywhere("decode-4")
+        c.links[2].report(step)
+        c.wait(lambda: c.leader.rungs.is_everywhere("decode-4"))
+        step.error = "no memory"
+        c.links[2].report(step)
+        c.wait(lambda: c.leader.rungs.error("decode-4") == "on host 2: no memory")
+        assert [(h.host_id, h.state) for h in c.leader.status()] == [(0, "up"), (1, "up"), (2, "up")]
+
+
+def test_all_hosts_get_the_smallest_number() -> None:
+    with cluster() as c:
+        found: list[int] = []
+        threads = [
+            threading.Thread(target=lambda host=host: found.append(c.links[host].smallest(40 - host)))
+            for host in (1, 2)
+        ]
+        for thread in threads:
+            thread.start()
+        assert c.leader.smallest(100) == 38
+        for thread in threads:
+            thread.join(5)
+        assert found == [38, 38]
+
+
+def test_a_closed_connection_is_noticed_at_once_and_the_others_are_told() -> None:
+    with cluster() as c:
+        start = time.monotonic()
+        c.links[2]._channel.close()
+        c.wait(lambda: c.troubles)
+        assert time.monotonic() - start < 0.9  # not by silence
+        assert "host 2 of 3 (127.0.0.1:" in c.troubles[0]
+        assert "is gone: connection closed" in c.troubles[0]
+        c.wait(lambda: 1 in c.ends)
+        assert c.ends[1] == (0, f"host 0 has ended: {c.troubles[0]}")
+        assert [h.state for h in c.leader.status()] == ["up", "ended", "gone"]
+        with pytest.raises(HostGone, match="host 2 of 3"):
+            c.leader.send(MoveWeights(0, 0, 1, False))
+        with pytest.raises(HostGone, match="host 2 of 3"):
+            c.leader.smallest(3)
+    assert len(c.troubles) == 1
+
+
+def test_silence_is_noticed_and_a_busy_host_is_not_silent() -> None:
+    with cluster() as c:
+        time.sleep(1.3)  # more than the timeout: nobody has anything to say, all beat
+        assert not c.troubles
+        assert not c.ends
+        c.links[1]._channel._is_closed.set()  # its beats end, its connection does not
+        c.wait(lambda: c.troubles)
+        assert c.troubles[0].endswith("is gone: silent for 1 s")
+
+
+def test_the_leaders_end_is_noticed() -> None:
+    with cluster() as c:
+        for channel in c.leader._channels.values():
+            channel._socket.shutdown(socket.SHUT_RDWR)  # as the end of its process does
+        c.wait(lambda: len(c.ends) == 2)
+        assert c.ends[1] == (1, "host 0 is gone: connection closed")
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        (HEADER.pack(1 << 30), "it sent a frame of 1073741824 bytes"),
+        (HEADER.pack(3) + b"abc", "it sent"),
+        (to_frame(["obey", 1]), "it sent 'obey', which is not known"),
+        (to_frame(["number", "many"]), "it sent 'number', which is not known"),
+        (to_frame(["failed", "no memory"]), "it failed: no memory"),
+    ],
+)
+def test_a_follower_that_says_nonsense_is_gone(sent, text) -> None:
+    with cluster() as c:
+        c.links[1]._channel.send_frame(sent)
+        c.wait(lambda: c.troubles)
+        assert text in c.troubles[0]
+
+
+def test_wrong_hosts_are_refused_by_name_and_the_missing_one_is_named() -> None:
+    (port,) = free_ports(1)
+    parallel = config(0, 2, port, host_start_timeout="2s").parallel
+    leader = Leader(parallel, GREETING, {})
+    failures: list[ModelLoadError] = []
+
+    def gather() -> None:
+        with pytest.raises(ModelLoadError) as info:
+            leader.gather()
+        failures.append(info.value)
+
+    gathering = threading.Thread(target=gather)
+    gathering.start()
+    one = config(1, 2, port)
+    with pytest.raises(LeaderGone, match=r"model\.dtype is fp32 on host 0, bf16 on host 1"):
+        dial(one, GREETING | {"model.dtype": "bf16"})
+    with socket.create_connection(("127.0.0.1", port + 1)) as stranger:
+        stranger.sendall(b"GET ")  # a length far beyond what a hello may have
+        assert stranger.recv(100) == b""
+    with pytest.raises(LeaderGone, match=r"host_id is 2; 1 to 1 are allowed"):
+        dial(config(2, 3, port), GREETING)
+    with pytest.raises(LeaderGone, match="extra is None on host 0, 3 on host 1"):
+        dial(one, GREETING | {"extra": 3})
+    gathering.join(5)
+    assert "host 1 of 2 has not come within parallel.host_start_timeout of 2 s" in str(failures[0])
+    assert "was refused: extra is None" in str(failures[0])
+    with pytest.raises(LeaderGone, match=r"has not answered at 127\.0\.0\.1"):
+        dial(config(1, 2, port, host_start_timeout="1s"), GREETING)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        leader = Leader(config(0, 2, 9, command_port=port).parallel, GREETING, {})
+        with pytest.raises(ModelLoadError, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
+            leader.gather()
+
+
+def test_greeting_names_what_shapes_the_steps_and_not_what_is_each_hosts_own(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    lead, other = config(0), config(1)
+    assert make_greeting(lead, tmp_path) == make_greeting(other, tmp_path)
+    assert "parallel.capacity_factor" in make_greeting(lead, tmp_path)
+    before = make_greeting(lead, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert make_greeting(lead, tmp_path) != before
+
+
+def test_a_follower_takes_what_changes_live_from_the_leader() -> None:
+    lead = parse_config(
+        config(0).model_dump(mode="json") | {"ladder": {"decode_rows": [3, 6], "row_slots": 64}}
+    )
+    found = config_of_leader(config(1), shaping_sections(lead))
+    assert found.ladder.decode_rows == (3, 6)
+    assert (found.parallel.host_id, found.ladder.row_slots) == (1, 0)  # restart fields are its own
+    for wrong in (None, {"server": {}}, {"ladder": {"decode_rows": "many"}}):
+        with pytest.raises(ValueError, match="host 0"):
+            config_of_leader(config(1), wrong)
+
+
+def test_a_step_costs_the_leader_little() -> None:
+    """A decode launch of 256 rows with 64 pages each to two hosts, well under a millisecond."""
+    with cluster() as c:
+        step = RunStep("decode-256", False, np.zeros((2, 2 + 128 * 65), np.int32))
+        times = []
+        for _ in range(100):
+            start = time.perf_counter()
+            c.leader.send(step)
+            times.append(time.perf_counter() - start)
+        assert sorted(times)[50] < 5e-3
