@@ -125,7 +125,7 @@ def follow(config: EngineConfig, folder: Path) -> NoReturn:
             while True:
                 command = link.commands.get()
                 if isinstance(command, RunStep):
-                    compiler.wait(command.name)
+                    compiler.wait_for(command.name)
                 work.run(command)
                 if isinstance(command, CompileRungs):
                     for step in {

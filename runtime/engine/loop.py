@@ -252,7 +252,7 @@ class EngineLoop:
         self._first_ready.set()
         self._all_ready.set()
         self._fail_all(Unavailable.code, self._refusal())
-        if self._loaded is not None and self._state == "stopped" and self._leader is None:
+        if self._loaded is not None and self._state == "stopped" and self._hosts is ALONE:
             self._loaded.engine.wait_idle()  # not after a failure: arrays may be gone, or another host
 
     def _serve(self, loaded: Loaded, steering: Steering) -> None:

@@ -132,7 +132,7 @@ class StepCompiler:
             else replace(step, state=RungState.COMPILING, call=None)
         )
 
-    def wait(self, name: str) -> None:
+    def wait_for(self, name: str) -> None:
         """Until a step that compiles here is done: another host may have it already, and ask for it."""
         future = self._futures.get(name)
         if future is not None and not future.done():
