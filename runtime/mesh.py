@@ -144,10 +144,10 @@ def make_device_mesh(parallel: ParallelConfig, arch: Architecture) -> DeviceMesh
     return DeviceMesh(Mesh(grid, (EXPERT_AXIS, TENSOR_AXIS)), arch)
 
 
-def _devices_of_hosts(parallel: ParallelConfig) -> list[jax.Device]:
+def _devices_of_hosts(parallel: ParallelConfig) -> list[Any]:
     """An equal number of each host, host after host. Raises ModelLoadError where one has too few."""
     shards, tensor, hosts = parallel.expert_parallel_size, parallel.tensor_parallel_size, parallel.hosts
-    by_host: dict[int, list[jax.Device]] = {host: [] for host in range(hosts)}
+    by_host: dict[int, list[Any]] = {host: [] for host in range(hosts)}
     for device in jax.devices():
         by_host.setdefault(device.process_index, []).append(device)
     wanted = shards * tensor // hosts

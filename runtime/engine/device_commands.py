@@ -89,7 +89,7 @@ type DeviceCommand = (
     WriteRow | SetMask | RunStep | ScorePrompt | MoveWeights | SetCopies | CompileRungs | KeepRungs
 )
 
-_KINDS: dict[str, type] = {
+_KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (WriteRow, SetMask, RunStep, ScorePrompt, MoveWeights, SetCopies, CompileRungs, KeepRungs)
 }
@@ -105,7 +105,7 @@ def from_message(message: list[Any]) -> DeviceCommand:
     kind = _KINDS.get(message[0])
     if kind is None:
         raise BadFrame(f"a command {message[0][:40]!r}, which is not known")
-    values = [tuple(v) if isinstance(v, list) else v for v in message[1:]]
+    values: list[Any] = [tuple(v) if isinstance(v, list) else v for v in message[1:]]
     wanted = _TYPES[kind]
     if len(values) != len(wanted) or not all(map(isinstance, values, wanted)):
         raise BadFrame(f"a command {kind.__name__} with other fields than it has")

@@ -150,7 +150,7 @@ def end(code: int, text: str) -> NoReturn:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m runtime.engine.follower", description=__doc__.splitlines()[0]
+        prog="python -m runtime.engine.follower", description=__doc__.splitlines()[0] if __doc__ else None
     )
     parser.add_argument("--config", type=Path, required=True, help="YAML file, as host 0 has it")
     parser.add_argument("--host-id", type=int, help="which host this is, instead of the file's; from 1")

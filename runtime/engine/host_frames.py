@@ -30,7 +30,7 @@ class BadFrame(ValueError):
 
 def to_frame(message: list[Any], max_bytes: int = MAX_COMMAND_BYTES) -> bytes:
     """Raises BadFrame for what the other side would refuse."""
-    body = msgpack.packb(message, default=_extend)
+    body = _pack(message)
     if len(body) > max_bytes:
         raise BadFrame(f"a frame of {len(body)} bytes; at most {max_bytes} are allowed")
     return HEADER.pack(len(body)) + body
@@ -55,15 +55,20 @@ def from_body(body: bytes) -> list[Any]:
     return message
 
 
+def _pack(value: list[Any]) -> bytes:
+    packer: Any = msgpack.packb  # whose types say that it may yield nothing
+    return packer(value, default=_extend)
+
+
 def _extend(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        head = msgpack.packb([value.dtype.str, value.shape])
+        head = _pack([value.dtype.str, value.shape])
         return msgpack.ExtType(_ARRAY, head + np.ascontiguousarray(value).tobytes())
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Bucket):
         fields = [value.phase.value, value.tokens, value.rows, value.exchange.value, value.num_halves]
-        return msgpack.ExtType(_BUCKET, msgpack.packb(fields))
+        return msgpack.ExtType(_BUCKET, _pack(fields))
     raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
