@@ -136,7 +136,7 @@ def test_the_leaders_end_is_noticed() -> None:
     with cluster() as c:
         c.leader._is_closed = True  # it does nothing more
         for channel in c.leader._channels.values():
-            channel._socket.shutdown(socket.SHUT_RDWR)  # as the end of its process does
+            channel.close()  # as the end of its process does
         c.wait(lambda: len(c.ends) == 2)
         assert c.ends[1] == (1, "host 0 is gone: connection closed")
 
