@@ -11,6 +11,8 @@ import pytest
 from tests.engine_driver import EngineDriver, request
 from tests.runtime.engine.two_hosts import MODEL, SECTIONS, SILENCE_S, TwoHosts
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS = 24
 PROMPTS = [[(7 * i + 3 * j) % 256 for j in range(1 + 5 * i)] for i in range(6)]
 PATIENCE_S = 10.0  # of a busy machine, on top of what the configuration promises
@@ -29,16 +31,27 @@ def hosts(tmp_path, cache) -> Iterator[TwoHosts]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    """Of one process with two devices."""
+def alone() -> Iterator[EngineDriver]:
+    """One process with two devices."""
     driver = EngineDriver(arch=MODEL, **SECTIONS)
-    try:
-        return driver.run(request(f"r{i}", p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS))
-    finally:
-        driver.close()
+    yield driver
+    driver.close()
 
 
-def test_text_through_moves_and_a_new_ladder_until_a_host_dies(hosts, expected) -> None:
+@pytest.fixture(scope="module")
+def expected(alone) -> list[list[int]]:
+    return alone.run(request(f"r{i}", p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS))
+
+
+def prompt_logprobs(driver: EngineDriver, prompt: list[int]) -> list[float]:
+    driver.scheduler.clear_prefix_cache()
+    driver.steps.clear()
+    driver.run([request("scored", prompt, max_tokens=1, prompt_logprobs=1)])
+    parts = [c.prompt_logprobs["scored"] for _, c in driver.steps if "scored" in c.prompt_logprobs]
+    return [lp.logprob for part in parts for lp in part.logprobs]
+
+
+def test_text_through_moves_and_a_new_ladder_until_a_host_dies(hosts, expected, alone) -> None:
     def ask_all() -> list[list[int]]:
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             return list(pool.map(lambda p: hosts.ids(p, NUM_TOKENS), PROMPTS))
@@ -48,6 +61,19 @@ def test_text_through_moves_and_a_new_ladder_until_a_host_dies(hosts, expected) 
         (0, "up"),
         (1, "up"),
     ]
+
+    body = {
+        "model": "tiny",
+        "prompt": PROMPTS[3],
+        "max_tokens": 1,
+        "temperature": 0,
+        "echo": True,
+        "logprobs": 1,
+    }
+    scored = hosts.client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"][
+        "token_logprobs"
+    ]
+    assert scored[1 : len(PROMPTS[3])] == pytest.approx(prompt_logprobs(alone, PROMPTS[3]), abs=1e-5)
 
     # Experts move and a rung is added while requests run.
     with ThreadPoolExecutor(1) as pool:
