@@ -16,7 +16,7 @@ from dataclasses import replace
 from runtime.adaptive.decision import Decision, DecisionLog
 from runtime.config import EngineConfig
 from runtime.engine.admission import AdmissionGate
-from runtime.engine.change import Applied, ConfigChange, LadderChange, LadderState
+from runtime.engine.change import Applied, ConfigChange
 from runtime.engine.commands import Abort, Call, Command, Configure, MoveExperts, Stop, Submit
 from runtime.engine.engine import Engine, InFlightStep
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder
@@ -42,7 +42,6 @@ PIPELINE_DEPTH = 2  # launches in flight: step n+1 starts before step n is read
 SNAPSHOT_PERIOD_S = 0.1
 IDLE_WAIT_S = 0.05
 LOST_TIMEOUT_S = 1.0  # for the engine's thread when another host is gone: it may wait for it for ever
-NO_CHANGE = LadderChange(0, LadderState.STEADY)
 
 log = logging.getLogger(__name__)
 
@@ -382,11 +381,8 @@ class EngineLoop:
             self._publish(events)
 
     def _take_snapshot(self) -> None:
-        change = self._steering.ladder_change if self._steering is not None else NO_CHANGE
-        balancing = self._steering.balancing if self._steering is not None else None
-        experts = balancing.status() if balancing is not None else None
         self._snapshot = take_snapshot(
-            self._stats, self._loaded, self.state, self._error, self.gate, change, experts
+            self._stats, self._loaded, self.state, self._error, self.gate, self._steering
         )
         self._snapshot_s = time.monotonic()
 

@@ -4,13 +4,15 @@ import time
 
 from pallas_kernels.tuning import num_tile_misses
 from runtime.engine.admission import AdmissionGate
-from runtime.engine.change import LadderChange
+from runtime.engine.change import LadderChange, LadderState
 from runtime.engine.engine import Engine
-from runtime.engine.expert_status import ExpertStatus
 from runtime.engine.loaded import Loaded
 from runtime.engine.stats import EngineSnapshot, EngineStats, RungCounters, RungSnapshot
+from runtime.engine.steering import Steering
 from runtime.ladder.late_compiles import monitor
 from runtime.schedule.policy import SchedulePolicy
+
+NO_CHANGE = LadderChange(0, LadderState.STEADY)
 
 
 def take_snapshot(
@@ -19,10 +21,11 @@ def take_snapshot(
     state: str,
     error: str,
     gate: AdmissionGate,
-    ladder_change: LadderChange,
-    experts: ExpertStatus | None = None,
+    steering: Steering | None,
 ) -> EngineSnapshot:
     """Called by the engine's thread, or before it starts."""
+    change = steering.ladder_change if steering is not None else NO_CHANGE
+    balancing = steering.balancing if steering is not None else None
     scheduler = loaded.scheduler if loaded is not None else None
     expert_tokens = () if stats.expert_tokens is None else tuple(map(tuple, stats.expert_tokens.tolist()))
     return EngineSnapshot(
@@ -60,10 +63,10 @@ def take_snapshot(
         generation_len=stats.generation_len.copy(),
         host_step_s=stats.host_step_s.copy(),
         drain_rate_tokens_s=stats.drain_rate_tokens_s,
-        ladder_change=ladder_change,
+        ladder_change=change,
         policy=scheduler.policy if scheduler is not None else SchedulePolicy(),
         demand={phase: dict(sizes) for phase, sizes in stats.demand.items()},
-        experts=experts,
+        experts=balancing.status() if balancing is not None else None,
         taken_s=time.monotonic(),
         page_bytes=loaded.engine.page_bytes if loaded is not None else 0,
         phases=dict(stats.phases),
