@@ -43,7 +43,7 @@ def expected(alone) -> list[list[int]]:
     return alone.run(request(f"r{i}", p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS))
 
 
-def prompt_logprobs(driver: EngineDriver, prompt: list[int]) -> list[float]:
+def prompt_logprobs(driver: EngineDriver, prompt: list[int]) -> list[float | None]:
     driver.scheduler.clear_prefix_cache()
     driver.steps.clear()
     driver.run([request("scored", prompt, max_tokens=1, prompt_logprobs=1)])
