@@ -91,8 +91,7 @@ class EngineDriver:
         raise AssertionError("the scheduler makes no progress")
 
     def close(self) -> None:
-        self.engine.wait_idle()
-        self.engine.compiler.shutdown()
+        self.engine.shutdown()
 
 
 def request(name: str, prompt: Iterable[int], **params: Any) -> Request:

@@ -291,6 +291,12 @@ class Engine:
         """Which slot each row takes for each expert of a layer, [E, R]; holds from the next launch on."""
         self._do(SetCopies(layer, table))
 
+    def shutdown(self, waits: bool = True) -> None:
+        """Start no further compile. waits: for what was launched too; not after a failure, when arrays may be gone."""
+        self.compiler.shutdown()
+        if waits:
+            self.wait_idle()
+
     def wait_idle(self) -> None:
         """Until all that was launched has run: nothing of this engine is left on devices that another one uses next."""
         s = self._work.state
