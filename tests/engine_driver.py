@@ -64,7 +64,7 @@ class EngineDriver:
         self.steps: list[tuple[InFlightStep, CollectedStep]] = []
 
     def compile_all(self) -> None:
-        self.engine.compiler.wait()
+        self.engine.compiler.wait_settled()
         while not self.engine.adopt_ready_rungs():
             pass
         assert not self.engine.compiler.first_error
@@ -91,8 +91,7 @@ class EngineDriver:
         raise AssertionError("the scheduler makes no progress")
 
     def close(self) -> None:
-        self.engine.wait_idle()
-        self.engine.compiler.shutdown()
+        self.engine.shutdown()
 
 
 def request(name: str, prompt: Iterable[int], **params: Any) -> Request:

@@ -134,7 +134,7 @@ def drive(
     engine, scheduler = loaded.engine, loaded.scheduler
     flying = deque[Any]()
     try:
-        engine.compiler.wait()
+        engine.compiler.wait_settled()
         while not engine.adopt_ready_rungs():
             pass
         if engine.compiler.first_error:

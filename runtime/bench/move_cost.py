@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROWS, PROMPT_LEN = 8, 16
 STRETCH = 50  # steps before moves begin or end
 SETTLING = 3  # first steps of a stretch: launches of the one before are among them
-NUM_TIMED = 20
+NUM_TIMED = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +111,7 @@ def measure(num_devices: int, moves_per_step: int, repeats: int, stretches: int)
         if steps.num_full == (len(rounds) + 1) * steps_of_repeat:
             rounds.append(steps.take())
     copies_s = [loaded.engine.measure_move() for _ in range(NUM_TIMED)]
+    alone_s = [_turn_alone(loaded, moves_per_step) for _ in range(NUM_TIMED)]
     return {
         "settings": {
             "model": "demo-moe, fp32",
@@ -124,7 +125,18 @@ def measure(num_devices: int, moves_per_step: int, repeats: int, stretches: int)
         "moves": mover.num_applied,
         "plan_ms": round(1e3 * statistics.median(plans_s), 3),
         "host_turn_ms": round(1e3 * statistics.median(steps.turns_s), 3),
+        "moves_alone_ms": round(1e3 * statistics.median(alone_s), 3),
     } | figures(rounds, copies_s, moves_per_step)
+
+
+def _turn_alone(loaded: "Loaded", moves_per_step: int) -> float:
+    """Seconds that the moves of one step take on idle devices: weights, tables and the host's part."""
+    assert loaded.mover is not None
+    loaded.engine.wait_idle()
+    start = time.perf_counter()
+    loaded.mover.turn(moves_per_step)
+    loaded.engine.wait_idle()
+    return time.perf_counter() - start
 
 
 def figures(

@@ -55,12 +55,10 @@ class ScorePrompt:
 
 @dataclass(frozen=True, slots=True)
 class MoveWeights:
-    """Copy an expert of a layer into another slot, or exchange the two."""
+    """Copy experts of a layer into other slots: (to_slot, from_slot) of each, [SLOTS_A_LAUNCH, 2], -1 for none."""
 
     layer: int
-    from_slot: int
-    to_slot: int
-    is_exchange: bool
+    order: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)

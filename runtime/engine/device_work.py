@@ -99,12 +99,11 @@ class DeviceWork:
             s.sampling = call("set_dense_row", s.sampling, row.slot, *row.dense)
 
     def _move(self, move: MoveWeights) -> None:
-        """Copy an expert's weights to another slot, in place; the tables of copies are `SetCopies`'s business."""
+        """Copy experts' weights to other slots, in place; the tables of copies are `SetCopies`'s business."""
         layers = list(self.state.params.layers)
         ffn = layers[move.layer].ffn
         if not isinstance(ffn, MoEParams):
             raise ValueError(f"layer {move.layer} has no experts")
-        order = np.array([move.from_slot, move.to_slot, move.is_exchange], np.int32)
-        gate_up, down = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, order)
+        gate_up, down = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, move.order)
         layers[move.layer] = replace(layers[move.layer], ffn=replace(ffn, w_gate_up=gate_up, w_down=down))
         self.state.params = replace(self.state.params, layers=tuple(layers))

@@ -28,7 +28,7 @@ from runtime.engine.device_work import DeviceWork
 from runtime.engine.expert_status import OverlapChoice
 from runtime.engine.score_reading import PromptScores, ScoreChunk, read_logprobs, read_scores
 from runtime.experts.layer import ExpertLoad
-from runtime.experts.placement import Move
+from runtime.experts.move_order import order_of
 from runtime.ladder.batch import DECODE_HEADER, pack, packed_len
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.ladder import BucketLadder
@@ -274,22 +274,28 @@ class Engine:
         logprobs = read_logprobs(step.plan, step.output, step.columns, tokens)
         return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows)
 
-    def move_expert(self, move: Move) -> None:
-        """Copy an expert's weights to another slot, in place; the tables of copies are `set_copies`'s business."""
-        self._do(MoveWeights(move.layer, move.from_slot, move.to_slot, move.is_exchange))
+    def move_experts(self, layer: int, source: Mapping[int, int]) -> None:
+        """Copy experts' weights in place, as `move_order.launches` says; tables of copies are `set_copies`'s business."""
+        self._do(MoveWeights(layer, order_of(source)))
 
     def measure_move(self) -> float:
         """Seconds that the copy of one expert takes, after a first one: warm-up and price in one."""
         layer = self._work.first_expert_layer
         for _ in range(2):
             start = time.monotonic()
-            self.move_expert(Move(layer, 0, 0, 0))  # slot 0 over itself
+            self.move_experts(layer, {0: 0})  # slot 0 over itself
             jax.block_until_ready(self._work.state.params.layers[layer].ffn.w_down)
         return time.monotonic() - start
 
     def set_copies(self, layer: int, table: np.ndarray) -> None:
         """Which slot each row takes for each expert of a layer, [E, R]; holds from the next launch on."""
         self._do(SetCopies(layer, table))
+
+    def shutdown(self, waits: bool = True) -> None:
+        """Start no further compile. waits: for what was launched too; not after a failure, when arrays may be gone."""
+        self.compiler.shutdown()
+        if waits:
+            self.wait_idle()
 
     def wait_idle(self) -> None:
         """Until all that was launched has run: nothing of this engine is left on devices that another one uses next."""

@@ -14,6 +14,7 @@ import numpy as np
 from runtime.engine.engine import Engine
 from runtime.engine.expert_status import OverlapChoice
 from runtime.experts.copies import copies_table
+from runtime.experts.move_order import launches
 from runtime.experts.placement import ExpertPlacement, Move, apply
 
 
@@ -62,19 +63,20 @@ class ExpertMover:
         if not moves:
             return 0
         layers: dict[int, ExpertPlacement] = {}  # those that change, as they are by now
+        fitting: list[Move] = []
         try:
             for move in moves:
                 now = layers[move.layer] if move.layer in layers else self.layer(move.layer)
                 # Refused before anything is copied, if the placement is not what the order took it to be.
-                after = apply(now, replace(move, layer=0))
-                self._engine.move_expert(move)
-                layers[move.layer] = after
-                self._waiting.popleft()
-                self.num_applied += 1
+                layers[move.layer] = apply(now, replace(move, layer=0))
+                fitting.append(self._waiting.popleft())
         except ValueError:
             self._waiting.clear()
             raise
         finally:
+            for layer, source in launches(fitting):
+                self._engine.move_experts(layer, source)
+            self.num_applied += len(fitting)
             self._set_layers(layers)
         return len(moves)
 

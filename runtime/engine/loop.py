@@ -246,13 +246,11 @@ class EngineLoop:
             if self._state != "failed":
                 self._state = state
         if self._loaded is not None:
-            self._loaded.engine.compiler.shutdown()
+            self._loaded.engine.shutdown(waits=state == "stopped" and self._hosts is ALONE)
         self._take_snapshot()
         self._first_ready.set()
         self._all_ready.set()
         self._fail_all(Unavailable.code, self._refusal())
-        if self._loaded is not None and self._state == "stopped" and self._hosts is ALONE:
-            self._loaded.engine.wait_idle()  # not after a failure: arrays may be gone, or another host
 
     def _serve(self, loaded: Loaded, steering: Steering) -> None:
         engine, scheduler = loaded.engine, loaded.scheduler

@@ -185,7 +185,7 @@ class StepCompiler:
         """Whether nothing is compiling."""
         return all(s.state is not RungState.COMPILING for s in self.steps)
 
-    def wait(self) -> None:
+    def wait_settled(self) -> None:
         """Until nothing is compiling, for those who have nothing else to do: asking again and again takes a core."""
         with self._lock:
             futures = tuple(self._futures.values())

@@ -1,9 +1,11 @@
 """What the mover and the balancing need of an engine, in memory: which expert's weights each slot holds, and the tables set."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from runtime.config import EngineConfig, parse_config
-from runtime.experts.placement import ExpertPlacement, Move
+from runtime.experts.placement import ExpertPlacement
 
 
 class SlotsInMemory:
@@ -20,12 +22,10 @@ class SlotsInMemory:
         self.num_measured += 1
         return 1e-6
 
-    def move_expert(self, move: Move) -> None:
-        row = self.weights[move.layer]
-        moved, displaced = row[move.from_slot], row[move.to_slot]
-        row[move.to_slot] = moved
-        if move.is_exchange:
-            row[move.from_slot] = displaced
+    def move_experts(self, layer: int, source: Mapping[int, int]) -> None:
+        before = self.weights[layer].copy()
+        for to_slot, from_slot in source.items():
+            self.weights[layer][to_slot] = before[from_slot]
 
     def set_copies(self, layer: int, table: np.ndarray) -> None:
         self.tables[layer] = table

@@ -38,7 +38,7 @@ COMMANDS = [
     SetMask(INTS[:, None], INTS[None]),
     RunStep("prefill-64x4", True, INTS.reshape(2, 3), 4),
     ScorePrompt(np.array(1, np.int32), INTS),
-    MoveWeights(1, 2, 3, True),
+    MoveWeights(1, np.array([[3, 2], [-1, -1]], np.int32)),
     SetCopies(0, INTS.reshape(3, 2)),
     CompileRungs(BUCKETS),
     KeepRungs(()),

@@ -22,6 +22,7 @@ from runtime.ladder.compiler import CompiledStep, RungState
 from tests.runtime.engine.two_hosts import free_ports
 
 GREETING: dict[str, Any] = {"protocol": 1, "model.dtype": "fp32"}
+ORDER = np.array([[1, 0], [-1, -1]], np.int32)  # of a move
 
 
 def config(host_id: int, num: int = 3, port: int = 0, **parallel: Any):
@@ -74,7 +75,7 @@ def cluster() -> Iterator[Cluster]:
 def test_commands_come_in_order_and_rungs_are_ready_when_all_have_them() -> None:
     with cluster() as c:
         for i in range(50):
-            c.leader.send(MoveWeights(i, 0, 1, False))
+            c.leader.send(MoveWeights(i, ORDER))
         for link in c.links.values():
             commands = [link.commands.get(timeout=5) for _ in range(50)]
             assert commands == [MoveWeights(i, 0, 1, False) for i in range(50)]
@@ -116,7 +117,7 @@ def test_a_closed_connection_is_noticed_at_once_and_the_others_are_told() -> Non
         assert c.ends[1] == (0, f"host 0 has ended: {c.troubles[0]}")
         assert [h.state for h in c.leader.status()] == ["up", "ended", "gone"]
         with pytest.raises(HostGone, match="host 2 of 3"):
-            c.leader.send(MoveWeights(0, 0, 1, False))
+            c.leader.send(MoveWeights(0, ORDER))
         with pytest.raises(HostGone, match="host 2 of 3"):
             c.leader.smallest(3)
     assert len(c.troubles) == 1

@@ -1,0 +1,36 @@
+"""Moves in a row as launches: which slots a launch writes, and where each one's weights lie before it. Imports no JAX."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from runtime.experts.placement import Move
+
+SLOTS_A_LAUNCH = 2  # two copies, or one exchange
+
+
+def launches(moves: Iterable[Move]) -> Iterator[tuple[int, dict[int, int]]]:
+    """(layer, {slot: where its new weights lie before the launch}), in order; a launch reads all before it writes.
+
+    Slot 5 gets what 2 has, then 7 what 5 has by then: one launch {5: 2, 7: 2}.
+    """
+    layer, source = -1, dict[int, int]()
+    for move in moves:
+        written = {move.to_slot, move.from_slot} if move.is_exchange else {move.to_slot}
+        if move.layer != layer or len(source.keys() | written) > SLOTS_A_LAUNCH:
+            if source:
+                yield layer, source
+            layer, source = move.layer, {}
+        moved, displaced = (source.get(slot, slot) for slot in (move.from_slot, move.to_slot))
+        source[move.to_slot] = moved
+        if move.is_exchange:
+            source[move.from_slot] = displaced
+    if source:
+        yield layer, source
+
+
+def order_of(source: Mapping[int, int]) -> np.ndarray:
+    """int32 [SLOTS_A_LAUNCH, 2] as the compiled move takes it: (to_slot, from_slot), -1 where there is none."""
+    order = np.full((SLOTS_A_LAUNCH, 2), -1, np.int32)
+    order[: len(source)] = list(source.items())
+    return order
