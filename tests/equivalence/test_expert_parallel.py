@@ -104,6 +104,27 @@ def test_text_is_the_same_through_twenty_rebalances(four, expected) -> None:
         monitor.disarm()
 
 
+def test_leaning_acts_with_the_next_launch_and_is_taken_back_whole(four, expected) -> None:
+    """Scores are below 1, so this much keeps everything from expert 0; nothing is compiled for it."""
+    lean = np.zeros((2, 8), np.float32)
+    lean[:, 0] = -2
+    monitor.arm()
+    try:
+        four.mover.set_lean(lean)
+        four.scheduler.clear_prefix_cache()
+        four.steps.clear()
+        four.run(batch("leaning"))
+        tokens = sum(collected.expert_tokens for _, collected in four.steps)
+        assert (tokens[:, 0] == 0).all()
+        assert tokens.sum() > 0
+        four.mover.set_lean(np.zeros_like(lean))
+        four.scheduler.clear_prefix_cache()
+        assert four.run(batch("upright")) == expected["greedy"][:8]
+        assert monitor.num_late == 0
+    finally:
+        monitor.disarm()
+
+
 def test_an_order_for_another_placement_moves_nothing(four) -> None:
     mover = four.mover
     before, expert = mover.placement, int(mover.placement.slot_experts[0, 1])

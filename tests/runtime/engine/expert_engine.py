@@ -15,6 +15,7 @@ class SlotsInMemory:
         self.weights = placement.slot_experts.copy()
         self.tables: dict[int, np.ndarray] = {}
         self.num_measured = 0
+        self.lean = np.zeros((placement.num_layers, placement.num_experts), np.float32)
 
     def measure_move(self) -> float:
         self.num_measured += 1
@@ -26,6 +27,9 @@ class SlotsInMemory:
         row[move.to_slot] = moved
         if move.is_exchange:
             row[move.from_slot] = displaced
+
+    def lean_router(self, layer: int, bias: np.ndarray) -> None:
+        self.lean[layer] = bias
 
     def set_copies(self, layer: int, table: np.ndarray) -> None:
         self.tables[layer] = table
