@@ -108,9 +108,7 @@ def forward_decode(
     if sharding.num_halves == 1:
         (x,), pool, load = _forward(arch, params, pool, [lane(batch)], sharding)
         return x, pool, load
-    (first, second), pool, load = _forward(
-        arch, params, pool, [lane(h) for h in halve_decode(batch)], sharding
-    )
+    (first, second), pool, load = _forward(arch, params, pool, [lane(h) for h in halve_decode(batch)], sharding)
     return join_decode(first, second), pool, load
 
 
