@@ -3,6 +3,7 @@
 Every count up to eight once; tests/conformance/device_counts.py has the cross product with exchanges and copies.
 """
 
+import numpy as np
 import pytest
 
 from runtime.errors import ModelLoadError
