@@ -211,8 +211,8 @@ class ExpertBalancing:
     def _lean_more(self) -> None:
         """A tenth of the way to the bias that this window asks for.
 
-        The window has the bias of before in it: with a longer step, or loads from further back, two sets of devices take turns
-        at being busy.
+        The window has the bias of before in it, so this is a feedback loop: a short step and fresh loads keep it from swinging
+        (docs/log.md has what was tried).
         """
         weight = self.config.batch_processing.expert_lean_between
         if weight == 0:
