@@ -29,11 +29,12 @@ from runtime.experts.rebalancing import (
     RebalanceState,
     decide_rebalancing,
 )
-from runtime.experts.shares import imbalance
+from runtime.experts.shares import imbalance, lean_between_experts
 
 log = logging.getLogger(__name__)
 
 SMOOTHING = 0.2  # weight of the newest step's rows
+LEAN_STEP = 0.1  # of the way to the bias that a window asks for
 
 
 class ExpertBalancing:
@@ -66,6 +67,9 @@ class ExpertBalancing:
         self._rows = np.zeros((placement.num_layers, placement.num_devices), np.int64)  # since the start
         self._loads: np.ndarray | None = None  # rows of each expert in a step, forecast
         self._imbalance: float | None = None
+        self._lean: np.ndarray | None = (
+            None  # bias of the choice of experts, [L, E]; None while there is none
+        )
         self._row_s = PlanConfig().row_s
         self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
 
@@ -174,7 +178,11 @@ class ExpertBalancing:
             self._predictor.observe(np.where(has_experts[:, None], self._window, 1))
             a_step = self._window.sum(axis=1, keepdims=True) / self._window_steps
             self._loads = self._predictor.predict().loads * a_step
+            self._lean_more()
             self._window[:], self._window_rows[:], self._window_steps = 0, 0, 0
+        if self.config.batch_processing.expert_lean_between == 0 and self._lean is not None:
+            self._mover.set_lean(np.zeros_like(self._lean))
+            self._lean = None
         if self._is_ordered or self._planning.is_busy:
             return
         mover = self._mover
@@ -199,6 +207,20 @@ class ExpertBalancing:
             previous, self._reason = mover.num_applied, choice.reason.value
             value = mover.num_applied + len(choice.moves)
             self._decisions.add(now_s, "expert_placement", previous, value, self._reason, choice.inputs)
+
+    def _lean_more(self) -> None:
+        """A tenth of the way to the bias that this window asks for.
+
+        The window has the bias of before in it, so this is a feedback loop: a short step and fresh loads keep it from swinging
+        (docs/log.md has what was tried).
+        """
+        weight = self.config.batch_processing.expert_lean_between
+        if weight == 0:
+            return
+        wanted = lean_between_experts(self._mover.placement, self._window.astype(np.float64), weight)
+        before = np.zeros_like(wanted) if self._lean is None else self._lean
+        self._lean = before + np.float32(LEAN_STEP) * (wanted - before)
+        self._mover.set_lean(self._lean)
 
     def _settings(self) -> RebalanceConfig:
         """The mover holds back what is more than a step may take, so a plan is given to it whole."""

@@ -22,7 +22,7 @@ from runtime.ladder.mesh_steps import POOL, SHARDS
 from runtime.ladder.step import SCORE_CHUNK, StepShape, abstract_row_state
 from runtime.mesh import DeviceMesh, slots_per_device
 from runtime.model.architecture import Architecture
-from runtime.model.params import ExpertSlots, Params, abstract_params, with_copies
+from runtime.model.params import ExpertSlots, Params, abstract_params, with_copies, with_router_bias
 from runtime.model.sampling import SamplingState, abstract_sampling_state, make_sampling_state
 from runtime.model.spec import ArraySpec, map_specs, on_one_device, to_shape_structs
 
@@ -102,6 +102,9 @@ class DeviceArrays:
         if self.placement is not None:
             for layer, table in enumerate(copies_table(self.placement)):
                 params = with_copies(params, layer, self._mesh.put(table))
+                if not self._arch.has_router_bias:
+                    zeros = self._mesh.put(np.zeros(self._arch.num_experts, np.float32))
+                    params = with_router_bias(params, layer, zeros)
         return DeviceState(params, pool, rows, sampling, hidden)
 
     def _stack(self, cut: PartitionSpec, one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

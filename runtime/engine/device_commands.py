@@ -70,6 +70,14 @@ class SetCopies:
 
 
 @dataclass(frozen=True, slots=True)
+class LeanRouter:
+    """What is added to the scores that experts of a layer are chosen by, float32 [E]; instead of what was before."""
+
+    layer: int
+    bias: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class CompileRungs:
     """Start to compile what is missing of these."""
 
@@ -84,12 +92,30 @@ class KeepRungs:
 
 
 type DeviceCommand = (
-    WriteRow | SetMask | RunStep | ScorePrompt | MoveWeights | SetCopies | CompileRungs | KeepRungs
+    WriteRow
+    | SetMask
+    | RunStep
+    | ScorePrompt
+    | MoveWeights
+    | SetCopies
+    | LeanRouter
+    | CompileRungs
+    | KeepRungs
 )
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (WriteRow, SetMask, RunStep, ScorePrompt, MoveWeights, SetCopies, CompileRungs, KeepRungs)
+    for kind in (
+        WriteRow,
+        SetMask,
+        RunStep,
+        ScorePrompt,
+        MoveWeights,
+        SetCopies,
+        LeanRouter,
+        CompileRungs,
+        KeepRungs,
+    )
 }
 _TYPES = {kind: tuple(get_type_hints(kind).values()) for kind in _KINDS.values()}
 

@@ -15,6 +15,7 @@ from runtime.engine.device_commands import (
     CompileRungs,
     DeviceCommand,
     KeepRungs,
+    LeanRouter,
     MoveWeights,
     RunStep,
     ScorePrompt,
@@ -26,7 +27,7 @@ from runtime.experts.weights import MoEParams
 from runtime.ladder.compiler import MOVE_EXPERT, StepCompiler, sampler_name
 from runtime.ladder.step import RowState
 from runtime.mesh import DeviceMesh
-from runtime.model.params import Params, with_copies
+from runtime.model.params import Params, with_copies, with_router_bias
 from runtime.model.sampling import RowRecord, SamplingState
 
 
@@ -46,6 +47,7 @@ class DeviceWork:
 
     def __init__(self, compiler: StepCompiler, state: DeviceState, mesh: DeviceMesh | None) -> None:
         self.compiler, self.state, self.mesh = compiler, state, mesh
+        self._router_bias: dict[int, np.ndarray] = {}  # the checkpoint's own, of layers that have leant
 
     @property
     def first_expert_layer(self) -> int:
@@ -72,6 +74,8 @@ class DeviceWork:
             case SetCopies(layer, table):
                 assert self.mesh is not None
                 self.state.params = with_copies(self.state.params, layer, self.mesh.put(table))
+            case LeanRouter(layer, bias):
+                self._lean(layer, bias)
             case CompileRungs(buckets):
                 self.compiler.compile(buckets)
             case KeepRungs(buckets):
@@ -97,6 +101,15 @@ class DeviceWork:
         s.sampling = call("set_row", s.sampling, row.slot, RowRecord(row.floats, row.ints))
         if row.dense:
             s.sampling = call("set_dense_row", s.sampling, row.slot, *row.dense)
+
+    def _lean(self, layer: int, bias: np.ndarray) -> None:
+        """A layer without experts has nothing that could lean."""
+        ffn = self.state.params.layers[layer].ffn
+        assert self.mesh is not None
+        if not isinstance(ffn, MoEParams):
+            return
+        own = self._router_bias.setdefault(layer, np.asarray(ffn.router_bias))
+        self.state.params = with_router_bias(self.state.params, layer, self.mesh.put(own + bias))
 
     def _move(self, move: MoveWeights) -> None:
         """Copy experts' weights to other slots, in place; the tables of copies are `SetCopies`'s business."""

@@ -17,6 +17,7 @@ from runtime.engine.device_commands import (
     CompileRungs,
     DeviceCommand,
     KeepRungs,
+    LeanRouter,
     MoveWeights,
     RunStep,
     ScorePrompt,
@@ -301,6 +302,10 @@ class Engine:
         """Until all that was launched has run: nothing of this engine is left on devices that another one uses next."""
         s = self._work.state
         jax.block_until_ready((s.params, s.pool, s.rows, s.sampling, s.hidden))
+
+    def lean_router(self, layer: int, bias: np.ndarray) -> None:
+        """Add float32 [E] to what steers a layer's choice of experts; zeros take it back. Holds from the next launch on."""
+        self._do(LeanRouter(layer, bias))
 
     def warm_up(self, bucket: Bucket) -> None:
         """Run a rung once on the dummy page and row: code and weights are touched before traffic."""

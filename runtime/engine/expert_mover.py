@@ -93,6 +93,11 @@ class ExpertMover:
         for index, table in zip(shared, copies_table(self._part(shared), shares[shared]), strict=True):
             self._engine.set_copies(int(index), table)
 
+    def set_lean(self, bias: np.ndarray) -> None:
+        """How far the choice of experts leans, float32 [L, E]: lossy, see `lean_between_experts`. Zeros take it back."""
+        for index in range(self.placement.num_layers):
+            self._engine.lean_router(index, bias[index])
+
     def layer(self, index: int) -> ExpertPlacement:
         """The placement of one layer."""
         return self._part(np.array([index]))

@@ -31,7 +31,7 @@ from runtime.engine.steering import Steering, estimate_cost
 from runtime.engine.step_counts import count_step
 from runtime.engine.timelines import Timelines
 from runtime.engine.tokenizer import Tokenizer
-from runtime.errors import InvalidRequest, Unavailable
+from runtime.errors import Unavailable
 from runtime.ladder.late_compiles import monitor
 from runtime.request import Request, TokenEvent
 from runtime.schedule.plan import StepPlan
@@ -171,16 +171,12 @@ class EngineLoop:
         Raises InvalidRequest on one device; the future does where the order does not fit.
         """
         _, steering = self._require_steering()
-        if steering.balancing is None:
-            raise InvalidRequest(
-                "parallel.expert_parallel_size is 1: on one device there is nothing to move",
-                param="rebalance",
-            )
+        balancing = steering.require_balancing()
         done: Future[ExpertAnswer] = Future()
         with self._life:
             if self._state != "ready":
                 raise Unavailable(self._refusal(), retry_after_s=5.0)
-            self._commands.put(MoveExperts(order, steering.balancing.carry_out, done))
+            self._commands.put(MoveExperts(order, balancing.carry_out, done))
         return done
 
     def restrict_rungs(self, decode_rows: int | None) -> None:

@@ -19,13 +19,16 @@ from runtime.ladder.learned import RungCost
 # Fields that have no effect until the part that reads them is built, and why.
 WITHOUT_EFFECT: Mapping[str, str] = {
     "batch_processing.expert_balance_weight": "on one device each expert has one copy: there is nothing to lean to",
+    "batch_processing.expert_lean_between": "on one device all experts are equally loaded: there is nothing to lean to",
     "precision.dynamic_precision": "this version holds weights in one precision",
     "precision.load_threshold": "this version holds weights in one precision",
     "traffic_prediction.enable_traffic_prediction": "this version has no forecast",
     "traffic_prediction.prediction_window": "this version has no forecast",
 }
 
-WITH_SEVERAL_DEVICES = frozenset({"batch_processing.expert_balance_weight"})
+WITH_SEVERAL_DEVICES = frozenset(
+    {"batch_processing.expert_balance_weight", "batch_processing.expert_lean_between"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.ladder_swap import LadderSwap
 from runtime.engine.reconfigure import Envelope, fitting_ladder
 from runtime.engine.stats import EngineStats
+from runtime.errors import InvalidRequest
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.learned import RungCost
 from runtime.schedule.plan import Phase
@@ -94,6 +95,15 @@ class Steering:
         self._decode_step_s = smooth(self._decode_step_s, step_s)
         self._decoded_s = self._clock()
         self._limit_burst()
+
+    def require_balancing(self) -> ExpertBalancing:
+        """Raises InvalidRequest on one device."""
+        if self.balancing is None:
+            raise InvalidRequest(
+                "parallel.expert_parallel_size is 1: on one device there is nothing to move",
+                param="rebalance",
+            )
+        return self.balancing
 
     def _step_share(self, now_s: float) -> float | None:
         """A decode step's part of the target between tokens, if one was measured of late."""

@@ -1,7 +1,7 @@
 """Which copy takes which part of an expert's tokens: shares as data, so tokens lean to less loaded copies exactly.
 
 All copies of an expert are the same weights, so any shares give the same output; this is what `expert_balance_weight`
-moves by default. Leaning between different experts changes the output: `lean_between_experts`, for those who ask for it.
+moves. Leaning between different experts changes the output: `lean_between_experts`, for those who set `expert_lean_between`.
 """
 
 import numpy as np
@@ -50,12 +50,13 @@ def copy_shares(placement: ExpertPlacement, shares: np.ndarray) -> np.ndarray:
 
 
 def lean_between_experts(placement: ExpertPlacement, loads: np.ndarray, weight: float) -> np.ndarray:
-    """float32 [L, E], to be added to the router's logits: up to -weight for experts whose devices are busiest.
+    """float32 [L, E], to be added to the scores that experts are chosen by: up to -weight where devices are busiest.
 
-    Lossy: tokens go to experts that the router would not have chosen. Off unless asked for, perplexity to be shown.
+    Scores are what the router makes of its logits, in [0, 1]; the weights of the chosen experts' outputs stay as they were.
+    Lossy: tokens go to experts that the router would not have chosen. docs/experts.md has what it costs.
     """
     if not 0 <= weight <= 0.5:
-        raise ValueError(f"expert_balance_weight must be in [0, 0.5], not {weight}")
+        raise ValueError(f"expert_lean_between must be in [0, 0.5], not {weight}")
     by_device = device_loads(placement, loads)
     mean = by_device.mean(axis=1, keepdims=True)
     excess = np.clip(np.divide(by_device, mean, out=np.ones_like(by_device), where=mean > 0) - 1, -1, 1)

@@ -14,7 +14,8 @@ class MoEParams:
     P physical slots, each with the weights of some expert; without expert parallelism slot e holds expert e.
     copies: int32 [E, R] or None. The n-th row of a step that wants expert e goes to slot copies[e, n % R]: a copy that
     shall take 3 of 8 rows stands in three eighths of the places.
-    router_bias [E] float32, or None where nothing corrects the choice of experts.
+    router_bias [E] float32, or None where nothing corrects the choice of experts. On several devices never None: it is the
+    checkpoint's, or zeros, and what `expert_lean_between` adds.
     routing_table: None, or the RoutingTable that comes before the router; never part of a checkpoint.
     """
 

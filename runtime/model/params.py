@@ -96,6 +96,15 @@ def with_copies(params: Params, layer: int, table: Leaf) -> Params:
     return replace(params, layers=(*params.layers[:layer], changed, *params.layers[layer + 1 :]))
 
 
+def with_router_bias(params: Params, layer: int, bias: Leaf) -> Params:
+    """The weights with another bias of one layer's router; the same if that layer has no experts."""
+    ffn = params.layers[layer].ffn
+    if not isinstance(ffn, MoEParams):
+        return params
+    changed = replace(params.layers[layer], ffn=replace(ffn, router_bias=bias))
+    return replace(params, layers=(*params.layers[:layer], changed, *params.layers[layer + 1 :]))
+
+
 def init_params(arch: Architecture, dtype: DTypeLike, seed: int, place: Place = on_one_device) -> Params:
     """Seeded dummy weights, scaled so that activations keep their size through the layers."""
     rng = np.random.default_rng(seed)
@@ -144,6 +153,7 @@ def _moe(arch: Architecture, dtype: Any, slots: ExpertSlots | None) -> MoEParams
         copies=table,
         router_bias=ArraySpec((e,), jnp.dtype(jnp.float32), ("expert_logits",), "zeros")
         if arch.has_router_bias
+        or slots  # on several devices always: it may come to lean, and nothing compiles then
         else None,
     )
 

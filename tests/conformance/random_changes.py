@@ -50,6 +50,7 @@ FIELDS: dict[str, Draw] = {
     "batch_processing.dynamic_batch_window": between(1, 100, "ms"),
     "batch_processing.max_micro_batch_size": one_of(1, 8, 32),
     "batch_processing.expert_balance_weight": one_of(0.0, 0.25, 0.5),
+    "batch_processing.expert_lean_between": one_of(0.0, 0.1),
     "batch_processing.alpha": one_of(0.0, 0.3, 0.5, 1.0),
     "batch_processing.smoothing": one_of(True, False),
     "controller.form": one_of("current", "published"),

@@ -3,6 +3,7 @@
 Every count up to eight once; tests/conformance/device_counts.py has the cross product with exchanges and copies.
 """
 
+import numpy as np
 import pytest
 
 from runtime.errors import ModelLoadError
@@ -99,6 +100,27 @@ def test_text_is_the_same_through_twenty_rebalances(four, expected) -> None:
             mover.turn(2)
         four.scheduler.clear_prefix_cache()
         assert four.run(batch("after", 64)) == expected["greedy"]
+        assert monitor.num_late == 0
+    finally:
+        monitor.disarm()
+
+
+def test_leaning_acts_with_the_next_launch_and_is_taken_back_whole(four, expected) -> None:
+    """Scores are below 1, so this much keeps everything from expert 0; nothing is compiled for it."""
+    lean = np.zeros((2, 8), np.float32)
+    lean[:, 0] = -2
+    monitor.arm()
+    try:
+        four.mover.set_lean(lean)
+        four.scheduler.clear_prefix_cache()
+        four.steps.clear()
+        four.run(batch("leaning"))
+        tokens = np.sum([collected.expert_tokens for _, collected in four.steps], axis=0)
+        assert (tokens[:, 0] == 0).all()
+        assert tokens.sum() > 0
+        four.mover.set_lean(np.zeros_like(lean))
+        four.scheduler.clear_prefix_cache()
+        assert four.run(batch("upright")) == expected["greedy"][:8]
         assert monitor.num_late == 0
     finally:
         monitor.disarm()

@@ -17,6 +17,7 @@ class SlotsInMemory:
         self.weights = placement.slot_experts.copy()
         self.tables: dict[int, np.ndarray] = {}
         self.num_measured = 0
+        self.lean = np.zeros((placement.num_layers, placement.num_experts), np.float32)
 
     def measure_move(self) -> float:
         self.num_measured += 1
@@ -26,6 +27,9 @@ class SlotsInMemory:
         before = self.weights[layer].copy()
         for to_slot, from_slot in source.items():
             self.weights[layer][to_slot] = before[from_slot]
+
+    def lean_router(self, layer: int, bias: np.ndarray) -> None:
+        self.lean[layer] = bias
 
     def set_copies(self, layer: int, table: np.ndarray) -> None:
         self.tables[layer] = table

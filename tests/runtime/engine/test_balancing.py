@@ -98,6 +98,25 @@ def test_a_placement_that_changed_ends_the_order_with_its_reason():
     assert served.mover.num_waiting == 0
 
 
+def test_leaning_between_experts_is_off_unless_asked_for_and_taken_back_with_it():
+    served = Served()
+    served.step()
+    assert not served.slots.lean.any()
+    on = served.balancing.config = expert_config(expert_lean_between=0.2)
+    sizes = []
+    for _ in range(8):
+        served.step()
+        sizes.append(np.abs(served.slots.lean).max())
+    busy, idle = (getattr(device_loads(served.start, TOKENS)[0], f"arg{m}")() for m in ("max", "min"))
+    by_device = served.slots.lean[0][served.start.device_experts[0]].mean(axis=1)
+    assert by_device[busy] < 0 < by_device[idle]
+    assert 0 < sizes[0] < sizes[-1] <= on.batch_processing.expert_lean_between
+    served.balancing.config = expert_config()
+    served.now_s += 1
+    served.balancing.turn(served.now_s, None)  # no traffic is needed
+    assert not served.slots.lean.any()
+
+
 def test_an_order_that_does_not_fit_changes_nothing():
     served = Served()
     for wish, field in (

@@ -8,6 +8,7 @@ import pytest
 from runtime.config import ParallelConfig
 from runtime.engine.device_arrays import DeviceArrays, start_placement, weight_specs
 from runtime.experts.copies import copies_table
+from runtime.experts.weights import MoEParams
 from runtime.ladder.step import StepShape
 from runtime.mesh import make_device_mesh
 from runtime.model.architecture import from_hf_config
@@ -70,6 +71,7 @@ def test_experts_start_in_the_slots_that_the_tables_name():
     params = arrays.make_state(map_specs(weight, specs)).params
     for layer, table in enumerate(copies_table(placement)):
         ffn = params.layers[layer].ffn
+        assert isinstance(ffn, MoEParams)
         held = np.asarray(ffn.w_down)[:, 0, 0]
         np.testing.assert_array_equal(np.asarray(ffn.copies), table)
         np.testing.assert_array_equal(held, placement.slot_experts[layer])

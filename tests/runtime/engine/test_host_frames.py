@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from runtime.engine.device_commands import (
     CompileRungs,
     KeepRungs,
+    LeanRouter,
     MoveWeights,
     RunStep,
     ScorePrompt,
@@ -40,6 +41,7 @@ COMMANDS = [
     ScorePrompt(np.array(1, np.int32), INTS),
     MoveWeights(1, np.array([[3, 2], [-1, -1]], np.int32)),
     SetCopies(0, INTS.reshape(3, 2)),
+    LeanRouter(1, INTS.astype(np.float32)),
     CompileRungs(BUCKETS),
     KeepRungs(()),
 ]

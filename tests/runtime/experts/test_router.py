@@ -1,5 +1,8 @@
 """Top-k of a softmax, with and without rescaling."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -36,6 +39,27 @@ def test_top_one_and_all_experts(rescaled: bool) -> None:
     ids, weights = route_logits(4, rescaled)
     assert np.sort(ids, axis=1).tolist() == [[0, 1, 2, 3]] * 3
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RouterSpec(2),
+        RouterSpec(3, renormalise=True),
+        RouterSpec(4, score="sigmoid", renormalise=True, num_groups=4, num_kept_groups=2, scale=2.5),
+    ],
+)
+def test_a_bias_of_zeros_changes_no_bit(spec) -> None:
+    """Several devices always have one, so that leaning compiles nothing."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(-3, 4, (64, 16)), jnp.float32)  # with ties
+    router = jnp.asarray(rng.standard_normal((16, 16)), jnp.float32).at[3].set(0).at[7].set(0)
+    is_real = jnp.asarray(rng.random(64) < 0.8)
+    plain, biased = (
+        jax.jit(partial(route, spec=spec))(router, x, is_real, bias=b) for b in (None, jnp.zeros(16))
+    )
+    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(biased), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_bias_steers_the_choice_and_not_the_weight() -> None:

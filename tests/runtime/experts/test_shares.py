@@ -63,5 +63,5 @@ def test_leaning_between_experts_goes_away_from_the_busy_device():
 def test_the_weight_is_bounded(weight):
     with pytest.raises(ValueError, match=r"expert_balance_weight must be in \[0, 0.5\]"):
         slot_shares(PLACEMENT, LOADS, weight)
-    with pytest.raises(ValueError, match="expert_balance_weight"):
+    with pytest.raises(ValueError, match="expert_lean_between"):
         lean_between_experts(PLACEMENT, LOADS, weight)
