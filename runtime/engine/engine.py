@@ -393,11 +393,7 @@ class Engine:
             num = min(SCORE_CHUNK, end - start)
             targets = np.zeros(SCORE_CHUNK, np.int32)
             targets[:num] = prompt[start + 1 : start + 1 + num]
-            where = (
-                np.full(self.num_shards, start + shift, np.int32)
-                if self.mesh is not None
-                else np.array(start + shift, np.int32)
-            )
-            outputs = self._do(ScorePrompt(where, targets))
+            shards = () if self.mesh is None else (self.num_shards,)
+            outputs = self._do(ScorePrompt(np.full(shards, start + shift, np.int32), targets))
             scores.append(ScoreChunk(chunk.sequence, start + 1, targets, outputs, num, shard * SCORE_CHUNK))
         return scores
