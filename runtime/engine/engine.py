@@ -23,6 +23,8 @@ from runtime.engine.device_commands import (
     ScorePrompt,
     SetCopies,
     SetMask,
+    SetSlots,
+    WakeWeights,
     WriteRow,
 )
 from runtime.engine.device_work import DeviceWork
@@ -77,6 +79,7 @@ class CollectedStep:
     device_rows: np.ndarray = field(
         default_factory=lambda: np.zeros((0, 0), np.int32)
     )  # [L, devices], experts' rows
+    asleep: np.ndarray | None = None  # [L, AsleepColumn], where experts may sleep
 
 
 class Followers(Protocol):
@@ -266,18 +269,23 @@ class Engine:
         """Wait for a launch and read its tokens."""
         plan, counts, rows = step.plan, np.asarray(step.load.tokens), np.asarray(step.load.rows)
         scores = read_scores(step.scores)
+        asleep = None if step.load.asleep is None else np.asarray(step.load.asleep)
         if step.output is None:
             nothing = tuple(() for _ in plan.chunks)
-            return CollectedStep(StepResult(nothing), 1, counts, nothing, scores, rows)
+            return CollectedStep(StepResult(nothing), 1, counts, nothing, scores, rows, asleep)
         ids, produced = np.asarray(step.output.tokens)  # [K, B] each
         tokens = tuple(tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in step.columns)
         num_steps = int(produced.any(axis=1).sum())
         logprobs = read_logprobs(step.plan, step.output, step.columns, tokens)
-        return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows)
+        return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows, asleep)
 
     def move_experts(self, layer: int, source: Mapping[int, int]) -> None:
         """Copy experts' weights in place, as `move_order.launches` says; tables of copies are `set_copies`'s business."""
         self._do(MoveWeights(layer, order_of(source)))
+
+    def change_slots(self, command: WakeWeights | SetSlots) -> None:
+        """Experts of the store into slots, or a table that says so; holds from the next launch on."""
+        self._do(command)
 
     def measure_move(self) -> float:
         """Seconds that the copy of one expert takes, after a first one: warm-up and price in one."""
