@@ -6,7 +6,6 @@ DeviceWork's, which is told what to do by commands; on several hosts the others 
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -29,57 +28,22 @@ from runtime.engine.device_commands import (
 )
 from runtime.engine.device_work import DeviceWork
 from runtime.engine.expert_status import OverlapChoice
-from runtime.engine.score_reading import PromptScores, ScoreChunk, read_logprobs, read_scores
-from runtime.experts.layer import ExpertLoad
+from runtime.engine.launched import CollectedStep, InFlightStep
+from runtime.engine.score_reading import ScoreChunk, read_logprobs, read_scores
 from runtime.experts.move_order import order_of
 from runtime.ladder.batch import DECODE_HEADER, pack, packed_len
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.shard_packing import columns_of, pack_shards, rung_size, split_plan
-from runtime.ladder.step import SCORE_CHUNK, StepOutput, StepShape
+from runtime.ladder.step import SCORE_CHUNK, StepShape
 from runtime.ladder.step_profile import profile_scopes
 from runtime.mesh import DeviceMesh
 from runtime.model.architecture import Architecture
 from runtime.model.sampling import pack_row
-from runtime.request import TokenLogprob
 from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
 
 MEASURED_TURNS = 3
 MIN_OVERLAP_GAIN = 0.02  # less is noise
-
-
-@dataclass(frozen=True, slots=True)
-class InFlightStep:
-    """A launch whose tokens have not been read."""
-
-    plan: StepPlan
-    bucket: Bucket
-    output: StepOutput | None  # None: no chunk of the prefill ends, nothing is sampled
-    scores: tuple[ScoreChunk, ...]
-    load: ExpertLoad  # of this launch alone
-    launched_s: float
-    columns: tuple[int, ...] = ()  # place of each chunk among the output's rows
-    size: int = 0  # tokens that its rung had to cover
-
-    @property
-    def expert_tokens(self) -> jax.Array:
-        """Tokens by layer and logical expert, [L, E]."""
-        return self.load.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class CollectedStep:
-    """What the host read of a launch: tokens and, where asked for, log probabilities by chunk of the plan."""
-
-    result: StepResult
-    num_steps: int  # decode steps that ran, 1 in prefill
-    expert_tokens: np.ndarray  # [L, E]
-    logprobs: tuple[tuple[TokenLogprob, ...], ...]
-    prompt_logprobs: Mapping[str, PromptScores] = field(default_factory=dict)
-    device_rows: np.ndarray = field(
-        default_factory=lambda: np.zeros((0, 0), np.int32)
-    )  # [L, devices], experts' rows
-    asleep: np.ndarray | None = None  # [L, AsleepColumn], where experts may sleep
 
 
 class Followers(Protocol):
