@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from runtime.engine.change import LadderState
+from runtime.engine.expert_status import ResidencyStatus
 from runtime.engine.host_status import HostStatus
 from runtime.engine.stats import EngineSnapshot, Histogram, PromiseTotals, RungSnapshot
 
@@ -92,6 +93,8 @@ class _EngineCollector(Collector):
         yield from _promise_families(snapshot.promises, labels)
         yield from _rung_families(snapshot.rungs, labels)
         yield from _expert_families(snapshot.expert_tokens, labels)
+        if snapshot.residency is not None:
+            yield from _residency_families(snapshot.residency, labels)
         yield from _policy_families(snapshot, labels)
         yield from _host_families(snapshot.hosts, labels)
         if (control := self._control()) is not None:
@@ -251,6 +254,23 @@ def _expert_families(layers: Sequence[Sequence[int]], make: _Labels) -> Iterator
         if counts
     ]
     yield make.gauges("moe_expert_imbalance", "Busiest expert over the mean, since start", ["layer"], skew)
+
+
+def _residency_families(found: ResidencyStatus, make: _Labels) -> Iterator[Metric]:
+    """Only where part of the experts may sleep."""
+    yield make.gauge("moe_resident_experts", "Experts in slots, all layers together", found.num_resident)
+    memories = [(("device",), float(found.device_bytes)), (("host",), float(found.host_bytes))]
+    yield make.gauges("moe_expert_bytes", "Memory of slots and of the host's store", ["memory"], memories)
+    rows = [(("resident",), float(found.resident_rows)), (("asleep",), float(found.asleep_rows))]
+    yield make.counters("moe_expert_rows", "Rows by where their expert was", ["expert"], rows)
+    fetches = [
+        (("late",), float(found.late_fetches)),
+        (("ahead_used",), float(found.prefetches_used)),
+        (("ahead_unused",), float(found.prefetches_unused)),
+    ]
+    yield make.counters("moe_expert_fetches", "Experts fetched from the host in a step", ["kind"], fetches)
+    changes = [((reason,), float(num)) for reason, num in found.changes.items()]
+    yield make.counters("moe_expert_residency_changes", "By reason", ["reason"], changes)
 
 
 def _policy_families(s: EngineSnapshot, make: _Labels) -> Iterator[Metric]:

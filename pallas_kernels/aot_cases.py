@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 import pallas_kernels
 
 # By name: kernels stand alone, and the whole server adds its steps.
-STEPS_OF = ("runtime.ladder.aot_steps", "runtime.engine.aot_mesh_steps")
+STEPS_OF = ("runtime.ladder.aot_steps", "runtime.engine.aot_mesh_steps", "runtime.engine.aot_residency")
 
 
 @dataclass(frozen=True)

@@ -10,37 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from runtime.config_experts import ExpertsConfig
+from runtime.config_fields import Section as _Section
+from runtime.config_fields import live as _live
+from runtime.config_fields import recompile as _recompile
+from runtime.config_fields import restart as _restart
 from runtime.config_values import Duration, SizeField, UtcTime, parse_address
 
 RungSize = Annotated[int, Field(ge=1, le=1 << 16)]
 HostTimeout = Annotated[Duration, Field(ge=1, le=3600)]
 MAX_RUNGS = 256  # of a phase: each is a compile and an executable in memory
-
-
-def _field(
-    kind: Literal["live", "recompile", "restart"], default: Any, description: str, **bounds: Any
-) -> Any:
-    return Field(
-        default, description=description, json_schema_extra={"change": kind}, validate_default=True, **bounds
-    )
-
-
-def _live(default: Any, description: str, **bounds: Any) -> Any:
-    return _field("live", default, description, **bounds)
-
-
-def _recompile(default: Any, description: str, **bounds: Any) -> Any:
-    return _field("recompile", default, description, **bounds)
-
-
-def _restart(default: Any, description: str, **bounds: Any) -> Any:
-    return _field("restart", default, description, **bounds)
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(_Section):
@@ -316,6 +297,7 @@ class EngineConfig(_Section):
     controller: ControllerConfig = ControllerConfig()
     slo: SloConfig = SloConfig()
     parallel: ParallelConfig = ParallelConfig()
+    experts: ExpertsConfig = ExpertsConfig()
     kv_cache: KvCacheConfig = KvCacheConfig()
     precision: PrecisionConfig = PrecisionConfig()
     traffic_prediction: TrafficPredictionConfig = TrafficPredictionConfig()
@@ -334,6 +316,7 @@ class EngineConfig(_Section):
                 raise ValueError(f"{name} is {value}; this version is built for {only} only")
         if self.server.max_body_size.num_bytes is None:
             raise ValueError("server.max_body_size must be a size in bytes, for example 2MiB")
+        self._check_residency()
         slots = self.ladder.row_slots
         if slots and self.batch_processing.max_batch_size > slots:
             raise ValueError(
@@ -346,6 +329,20 @@ class EngineConfig(_Section):
                 f"batch_processing.max_batch_size of {self.batch_processing.max_batch_size}"
             )
         return self
+
+    def _check_residency(self) -> None:
+        resident, parallel = self.experts.resident_experts, self.parallel
+        for name in ("expert_parallel_size", "tensor_parallel_size"):
+            if resident and getattr(parallel, name) > 1:
+                raise ValueError(
+                    f"experts.resident_experts is {resident} and parallel.{name} {getattr(parallel, name)}; experts "
+                    "sleep on one device only: 0, or 1 of the other"
+                )
+        if self.experts.prefetch_experts and not resident:
+            raise ValueError(
+                f"experts.prefetch_experts is {self.experts.prefetch_experts}; 0 only while "
+                "experts.resident_experts is 0: all experts are resident"
+            )
 
     @model_validator(mode="before")
     @classmethod

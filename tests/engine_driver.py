@@ -57,6 +57,7 @@ class EngineDriver:
         found = load_architecture(folder) if folder else from_hf_config(arch)
         loaded = load_engine(config, folder or Path(), found, eos_ids, context_limit(config, found))
         self.engine, self.scheduler, self.mover = loaded.engine, loaded.scheduler, loaded.mover
+        self.residency, self.config = loaded.residency, config
         self.engine.set_max_decode_steps(config.ladder.max_decode_steps)
         self.compile_all()
         self.depth = depth

@@ -41,10 +41,14 @@ class PinBody(ReasonBody):
 
 @router.get("")
 async def show(service: Service, caller: Caller) -> Response:
-    """`experts` is null on one device, where nothing can move; `hosts` is empty where one process has all devices."""
+    """`experts` is null on one device, where nothing can move; `hosts` is empty where one process has all devices;
+    `residency` is null where all experts are resident.
+    """
     snapshot = service.model.engine.snapshot()
     experts = asdict(snapshot.experts) if snapshot.experts else None
-    return json_response({"experts": experts, "hosts": [asdict(host) for host in snapshot.hosts]})
+    residency = asdict(snapshot.residency) if snapshot.residency else None
+    hosts = [asdict(host) for host in snapshot.hosts]
+    return json_response({"experts": experts, "residency": residency, "hosts": hosts})
 
 
 @router.post("/rebalance", openapi_extra=JSON_BODY)

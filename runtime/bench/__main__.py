@@ -4,7 +4,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from runtime.bench import adaptive, dispatch_quality, experts, limits, move_cost, offline, sweep, trace
+from runtime.bench import (
+    adaptive,
+    dispatch_quality,
+    experts,
+    limits,
+    move_cost,
+    offline,
+    residency,
+    sweep,
+    trace,
+)
 from runtime.bench.report import console, machine_stamp, print_table, write_json
 from runtime.errors import RuntimeFault
 
@@ -22,6 +32,7 @@ COMMANDS = {
         move_cost,
         "p99 of decode steps with and without moves of experts, beside the time of the copies",
     ),
+    "residency": (residency, "experts that sleep: hit rates by policy, and the engine with part resident"),
     "limits": (limits, "rates of memory reads and of matrix products here and now"),
 }
 

@@ -74,7 +74,8 @@ def draw(rng: np.random.Generator, rates: np.ndarray, num_tokens: int) -> np.nda
     return rng.multinomial(num_tokens * SYNTHETIC_TOP_K, rates)
 
 
-def _count_steps(path: Path) -> np.ndarray:
+def read_ids(path: Path) -> np.ndarray:
+    """uint8 [tokens, L, k]: the experts of each token, from a token-wise file. Raises ValueError for what is not that."""
     with np.load(path, allow_pickle=False) as file:
         if "expert_ids" not in file.files:
             raise ValueError(f"{path.name} holds {file.files}, not expert_ids")
@@ -88,6 +89,11 @@ def _count_steps(path: Path) -> np.ndarray:
             f"{path.name}: needs {2 * WINDOW_TOKENS} tokens or more and experts below {NUM_RECORDED_EXPERTS}, "
             f"not {len(ids)} tokens and expert {ids.max()}"
         )
+    return ids
+
+
+def _count_steps(path: Path) -> np.ndarray:
+    ids = read_ids(path)
     num_steps, num_layers = len(ids) // STEP_TOKENS, ids.shape[1]
     steps = ids[: num_steps * STEP_TOKENS].astype(np.int64).reshape(num_steps, STEP_TOKENS, num_layers, -1)
     place = np.arange(num_steps)[:, None, None, None] * num_layers + np.arange(num_layers)[:, None]

@@ -22,11 +22,18 @@ from pallas_kernels.expert_mlp.op import IMPLEMENTATIONS
 from runtime.cache.kv_pool import bytes_per_page
 from runtime.config import EngineConfig, KvCacheConfig
 from runtime.engine.chat_template import ChatTemplate
-from runtime.engine.device_arrays import DeviceArrays, start_placement, weight_specs
+from runtime.engine.device_arrays import (
+    DeviceArrays,
+    residency_shape,
+    resident_slots,
+    start_placement,
+    weight_specs,
+)
 from runtime.engine.device_work import DeviceWork
 from runtime.engine.distributed import start_distributed
 from runtime.engine.engine import Engine
 from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_residency import ResidencyShape
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.host_greeting import make_greeting, shaping_sections
 from runtime.engine.leader import ALONE, Leader
@@ -45,7 +52,7 @@ from runtime.mesh import DeviceMesh, make_device_mesh
 from runtime.model.architecture import Architecture, load_architecture
 from runtime.model.checkpoint import load_params
 from runtime.model.params import Params, init_params
-from runtime.model.spec import Place, tree_nbytes
+from runtime.model.spec import Place, device_nbytes, tree_nbytes
 from runtime.schedule.request_checks import ModelLimits
 from runtime.schedule.scheduler import Scheduler
 from runtime.schedule.shards import AnyScheduler, ShardedScheduler
@@ -158,7 +165,7 @@ def load_engine(
     engine.forces_halves = config.parallel.micro_batch_overlap == "on"
     scheduler = _make_scheduler(config, engine, found.num_pages, max_context, eos_ids)
     mover = ExpertMover(engine, found.placement) if found.placement is not None else None
-    return Loaded(engine, scheduler, mover)
+    return Loaded(engine, scheduler, mover, found.residency)
 
 
 class OtherHosts(Protocol):
@@ -178,6 +185,7 @@ class LoadedDevices:
     ladder: BucketLadder
     placement: ExpertPlacement | None
     num_pages: int
+    residency: ResidencyShape | None = None  # where experts may sleep
 
 
 def load_devices(
@@ -201,11 +209,12 @@ def load_devices(
         ladder = BucketLadder.from_config(config, max_context)
         shape = _shard_shape(config, ladder, max_context, num_shards)
         placement = start_placement(config.parallel, arch)
-        specs = weight_specs(arch, dtype, placement)
+        resident = resident_slots(config.experts, arch)
+        specs = weight_specs(arch, dtype, placement, resident)
         num_pages = count_pages(config.kv_cache, arch, shape, dtype, specs, mesh)
         if hosts is not None:
             num_pages = hosts.smallest(num_pages)
-        arrays = DeviceArrays(arch, shape, num_pages, dtype, mesh, placement)
+        arrays = DeviceArrays(arch, shape, num_pages, dtype, mesh, placement, resident)
         compiler = StepCompiler(
             arch,
             shape,
@@ -222,7 +231,9 @@ def load_devices(
         except BaseException:
             compiler.shutdown()
             raise
-    return LoadedDevices(DeviceWork(compiler, state, mesh), shape, ladder, placement, num_pages)
+    residency = resident and residency_shape(arch, specs, resident)
+    work = DeviceWork(compiler, state, mesh)
+    return LoadedDevices(work, shape, ladder, placement, num_pages, residency)
 
 
 def _shard_shape(config: EngineConfig, ladder: BucketLadder, max_context: int, num_shards: int) -> StepShape:
@@ -269,7 +280,7 @@ def count_pages(
     """
     memory, page_bytes = device_memory_bytes(), bytes_per_page(arch, shape.page_size, dtype)
     if mesh is None:
-        weights = tree_nbytes(specs)
+        weights = weight_nbytes(specs)
     else:
         weights, page_bytes = mesh.part_nbytes(specs), page_bytes // mesh.num_tensor
         if jax.default_backend() == "cpu":  # virtual devices share the machine's memory
@@ -284,6 +295,11 @@ def count_pages(
             param="kv_cache_size",
         )
     return num_pages
+
+
+def weight_nbytes(specs: Params) -> int:
+    """Bytes of the weights in the memory that pages come from: on a CPU the host's memory is that memory too."""
+    return tree_nbytes(specs) if jax.default_backend() == "cpu" else device_nbytes(specs)
 
 
 def device_memory_bytes() -> int:

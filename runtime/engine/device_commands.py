@@ -5,7 +5,7 @@ collectives inside the compiled steps meet. Whatever is decided by time or by re
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -78,6 +78,23 @@ class LeanRouter:
 
 
 @dataclass(frozen=True, slots=True)
+class WakeWeights:
+    """Copy an expert of a layer from the host's memory into a slot."""
+
+    layer: int
+    expert: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetSlots:
+    """The slot of each expert of a layer, [E]; -1 for one that is asleep."""
+
+    layer: int
+    table: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class CompileRungs:
     """Start to compile what is missing of these."""
 
@@ -99,24 +116,13 @@ type DeviceCommand = (
     | MoveWeights
     | SetCopies
     | LeanRouter
+    | WakeWeights
+    | SetSlots
     | CompileRungs
     | KeepRungs
 )
 
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        WriteRow,
-        SetMask,
-        RunStep,
-        ScorePrompt,
-        MoveWeights,
-        SetCopies,
-        LeanRouter,
-        CompileRungs,
-        KeepRungs,
-    )
-}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(DeviceCommand.__value__)}
 _TYPES = {kind: tuple(get_type_hints(kind).values()) for kind in _KINDS.values()}
 
 

@@ -21,13 +21,15 @@ from runtime.engine.device_commands import (
     ScorePrompt,
     SetCopies,
     SetMask,
+    SetSlots,
+    WakeWeights,
     WriteRow,
 )
 from runtime.experts.weights import MoEParams
-from runtime.ladder.compiler import MOVE_EXPERT, StepCompiler, sampler_name
+from runtime.ladder.compiler import MOVE_EXPERT, WAKE_EXPERT, StepCompiler, sampler_name
 from runtime.ladder.step import RowState
 from runtime.mesh import DeviceMesh
-from runtime.model.params import Params, with_copies, with_router_bias
+from runtime.model.params import Params, with_copies, with_router_bias, with_slots
 from runtime.model.sampling import RowRecord, SamplingState
 
 
@@ -76,6 +78,10 @@ class DeviceWork:
                 self.state.params = with_copies(self.state.params, layer, self.mesh.put(table))
             case LeanRouter(layer, bias):
                 self._lean(layer, bias)
+            case WakeWeights():
+                self._wake(command)
+            case SetSlots(layer, table):
+                self.state.params = with_slots(self.state.params, layer, jax.device_put(table))
             case CompileRungs(buckets):
                 self.compiler.compile(buckets)
             case KeepRungs(buckets):
@@ -113,10 +119,24 @@ class DeviceWork:
 
     def _move(self, move: MoveWeights) -> None:
         """Copy experts' weights to other slots, in place; the tables of copies are `SetCopies`'s business."""
-        layers = list(self.state.params.layers)
-        ffn = layers[move.layer].ffn
+        ffn = self._experts(move.layer)
+        self._replace(move.layer, *self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, move.order))
+
+    def _wake(self, wake: WakeWeights) -> None:
+        """Copy an expert from the store over a slot, in place; the tables of slots are `SetSlots`'s business."""
+        ffn = self._experts(wake.layer)
+        numbers = np.int32(wake.expert), np.int32(wake.slot)
+        slots = self.compiler.call(WAKE_EXPERT, ffn.w_gate_up, ffn.w_down, ffn.store, *numbers)
+        self._replace(wake.layer, *slots)
+
+    def _experts(self, layer: int) -> MoEParams:
+        ffn = self.state.params.layers[layer].ffn
         if not isinstance(ffn, MoEParams):
-            raise ValueError(f"layer {move.layer} has no experts")
-        gate_up, down = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, move.order)
-        layers[move.layer] = replace(layers[move.layer], ffn=replace(ffn, w_gate_up=gate_up, w_down=down))
+            raise ValueError(f"layer {layer} has no experts")
+        return ffn
+
+    def _replace(self, layer: int, gate_up: jax.Array, down: jax.Array) -> None:
+        layers = list(self.state.params.layers)
+        ffn = replace(self._experts(layer), w_gate_up=gate_up, w_down=down)
+        layers[layer] = replace(layers[layer], ffn=ffn)
         self.state.params = replace(self.state.params, layers=tuple(layers))

@@ -6,7 +6,6 @@ DeviceWork's, which is told what to do by commands; on several hosts the others 
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -23,60 +22,28 @@ from runtime.engine.device_commands import (
     ScorePrompt,
     SetCopies,
     SetMask,
+    SetSlots,
+    WakeWeights,
     WriteRow,
 )
 from runtime.engine.device_work import DeviceWork
 from runtime.engine.expert_status import OverlapChoice
-from runtime.engine.score_reading import PromptScores, ScoreChunk, read_logprobs, read_scores
-from runtime.experts.layer import ExpertLoad
+from runtime.engine.launched import CollectedStep, InFlightStep
+from runtime.engine.score_reading import ScoreChunk, read_logprobs, read_scores
 from runtime.experts.move_order import order_of
 from runtime.ladder.batch import DECODE_HEADER, pack, packed_len
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.shard_packing import columns_of, pack_shards, rung_size, split_plan
-from runtime.ladder.step import SCORE_CHUNK, StepOutput, StepShape
+from runtime.ladder.step import SCORE_CHUNK, StepShape
 from runtime.ladder.step_profile import profile_scopes
 from runtime.mesh import DeviceMesh
 from runtime.model.architecture import Architecture
 from runtime.model.sampling import pack_row
-from runtime.request import TokenLogprob
 from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
 
 MEASURED_TURNS = 3
 MIN_OVERLAP_GAIN = 0.02  # less is noise
-
-
-@dataclass(frozen=True, slots=True)
-class InFlightStep:
-    """A launch whose tokens have not been read."""
-
-    plan: StepPlan
-    bucket: Bucket
-    output: StepOutput | None  # None: no chunk of the prefill ends, nothing is sampled
-    scores: tuple[ScoreChunk, ...]
-    load: ExpertLoad  # of this launch alone
-    launched_s: float
-    columns: tuple[int, ...] = ()  # place of each chunk among the output's rows
-    size: int = 0  # tokens that its rung had to cover
-
-    @property
-    def expert_tokens(self) -> jax.Array:
-        """Tokens by layer and logical expert, [L, E]."""
-        return self.load.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class CollectedStep:
-    """What the host read of a launch: tokens and, where asked for, log probabilities by chunk of the plan."""
-
-    result: StepResult
-    num_steps: int  # decode steps that ran, 1 in prefill
-    expert_tokens: np.ndarray  # [L, E]
-    logprobs: tuple[tuple[TokenLogprob, ...], ...]
-    prompt_logprobs: Mapping[str, PromptScores] = field(default_factory=dict)
-    device_rows: np.ndarray = field(
-        default_factory=lambda: np.zeros((0, 0), np.int32)
-    )  # [L, devices], experts' rows
 
 
 class Followers(Protocol):
@@ -266,18 +233,23 @@ class Engine:
         """Wait for a launch and read its tokens."""
         plan, counts, rows = step.plan, np.asarray(step.load.tokens), np.asarray(step.load.rows)
         scores = read_scores(step.scores)
+        asleep = None if step.load.asleep is None else np.asarray(step.load.asleep)
         if step.output is None:
             nothing = tuple(() for _ in plan.chunks)
-            return CollectedStep(StepResult(nothing), 1, counts, nothing, scores, rows)
+            return CollectedStep(StepResult(nothing), 1, counts, nothing, scores, rows, asleep)
         ids, produced = np.asarray(step.output.tokens)  # [K, B] each
         tokens = tuple(tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in step.columns)
         num_steps = int(produced.any(axis=1).sum())
         logprobs = read_logprobs(step.plan, step.output, step.columns, tokens)
-        return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows)
+        return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows, asleep)
 
     def move_experts(self, layer: int, source: Mapping[int, int]) -> None:
         """Copy experts' weights in place, as `move_order.launches` says; tables of copies are `set_copies`'s business."""
         self._do(MoveWeights(layer, order_of(source)))
+
+    def change_slots(self, command: WakeWeights | SetSlots) -> None:
+        """Experts of the store into slots, or a table that says so; holds from the next launch on."""
+        self._do(command)
 
     def measure_move(self) -> float:
         """Seconds that the copy of one expert takes, after a first one: warm-up and price in one."""

@@ -1,5 +1,6 @@
 """What the engine tells of its experts' placement, and what an operator may order. Frozen; imports no JAX."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_PINNED = 4096
@@ -37,6 +38,31 @@ class ExpertStatus:
     reason: str
     alarm: str | None
     overlap: tuple[OverlapChoice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyStatus:
+    """Which experts lie in the device's memory, and what that was worth since the start.
+
+    slot_experts: the expert in each slot, -1 for a free one, by layer of `layers` (those that have experts); hit_rates:
+    share of rows whose expert was resident, None before the first. late_fetches: copies that a layer waited for;
+    prefetches: copies made one layer ahead, used or in vain. changes: by reason (`runtime.experts.residency`).
+    """
+
+    num_slots: int
+    num_experts: int
+    num_resident: int
+    slot_experts: tuple[tuple[int, ...], ...]
+    layers: tuple[int, ...]
+    hit_rates: tuple[float | None, ...]
+    resident_rows: int
+    asleep_rows: int
+    late_fetches: int
+    prefetches_used: int
+    prefetches_unused: int
+    changes: Mapping[str, int]
+    device_bytes: int
+    host_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

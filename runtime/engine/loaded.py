@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from runtime.engine.engine import Engine
 from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_residency import ResidencyShape
 from runtime.schedule.shards import AnyScheduler
 
 
@@ -14,3 +15,4 @@ class Loaded:
     engine: Engine
     scheduler: AnyScheduler
     mover: ExpertMover | None = None  # where several devices share the experts
+    residency: ResidencyShape | None = None  # where experts may sleep

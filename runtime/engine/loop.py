@@ -222,15 +222,8 @@ class EngineLoop:
         state = "stopped"
         try:
             self._loaded = loaded = self._load()
-            self._steering = Steering(
-                self._config,
-                loaded.engine,
-                loaded.scheduler,
-                self._stats,
-                self.gate,
-                self._decisions,
-                mover=loaded.mover,
-            )
+            parts = loaded.engine, loaded.scheduler, self._stats, self.gate, self._decisions
+            self._steering = Steering(self._config, *parts, mover=loaded.mover, residency=loaded.residency)
             self._serve(loaded, self._steering)
         except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine failed")

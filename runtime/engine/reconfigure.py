@@ -135,6 +135,9 @@ def _warnings(fields: tuple[FieldChange, ...], new: EngineConfig, wanted: Bucket
         is_shared = new.parallel.expert_parallel_size > 1 and change.path in WITH_SEVERAL_DEVICES
         if change.path in WITHOUT_EFFECT and not is_shared:
             yield f"{change.path} has no effect: {WITHOUT_EFFECT[change.path]}"
+        is_of_sleep = change.path.startswith("experts.") and change.kind is ChangeKind.LIVE
+        if is_of_sleep and new.experts.resident_experts == 0:
+            yield f"{change.path} has no effect: experts.resident_experts is 0, all experts are resident"
         if change.kind is ChangeKind.RESTART:
             yield f"{change.path} takes effect when the server is started again"
     changed = {change.path for change in fields}

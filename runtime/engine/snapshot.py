@@ -26,6 +26,7 @@ def take_snapshot(
     """Called by the engine's thread, or before it starts."""
     change = steering.ladder_change if steering is not None else NO_CHANGE
     balancing = steering.balancing if steering is not None else None
+    residency = steering.residency if steering is not None else None
     scheduler = loaded.scheduler if loaded is not None else None
     expert_tokens = () if stats.expert_tokens is None else tuple(map(tuple, stats.expert_tokens.tolist()))
     return EngineSnapshot(
@@ -67,6 +68,7 @@ def take_snapshot(
         policy=scheduler.policy if scheduler is not None else SchedulePolicy(),
         demand={phase: dict(sizes) for phase, sizes in stats.demand.items()},
         experts=balancing.status() if balancing is not None else None,
+        residency=residency.status() if residency is not None else None,
         taken_s=time.monotonic(),
         page_bytes=loaded.engine.page_bytes if loaded is not None else 0,
         phases=dict(stats.phases),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.engine.change import LadderChange
-from runtime.engine.expert_status import ExpertStatus
+from runtime.engine.expert_status import ExpertStatus, ResidencyStatus
 from runtime.engine.host_status import HostStatus
 from runtime.ladder.scopes import ROUTING_SCOPES
 from runtime.schedule.policy import SchedulePolicy
@@ -206,6 +206,7 @@ class EngineSnapshot:
     tile_misses: int = 0  # tiles that no tuning table had, looked up while steps were traced
     experts: ExpertStatus | None = None  # None on one device
     hosts: tuple[HostStatus, ...] = ()  # of an engine that spans several
+    residency: ResidencyStatus | None = None  # None where all experts are resident
 
 
 @dataclass(slots=True)

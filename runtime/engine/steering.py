@@ -15,8 +15,9 @@ from runtime.config import EngineConfig
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.balancing import ExpertBalancing
 from runtime.engine.change import LadderChange
-from runtime.engine.engine import Engine
+from runtime.engine.engine import CollectedStep, Engine
 from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_residency import ExpertResidency, ResidencyShape
 from runtime.engine.ladder_swap import LadderSwap
 from runtime.engine.reconfigure import Envelope, fitting_ladder
 from runtime.engine.stats import EngineStats
@@ -41,9 +42,13 @@ class Steering:
         decisions: DecisionLog,
         clock: Callable[[], float] = time.monotonic,
         mover: ExpertMover | None = None,
+        residency: ResidencyShape | None = None,
     ) -> None:
         self.config = config
         self.balancing = ExpertBalancing(config, mover, decisions, clock) if mover is not None else None
+        self.residency = (
+            ExpertResidency(config, engine, residency, decisions, clock) if residency is not None else None
+        )
         self._engine, self._scheduler, self._stats, self._gate = engine, scheduler, stats, gate
         self._clock = clock
         self._controller = Controller(config, decisions, clock)
@@ -78,6 +83,8 @@ class Steering:
         self._swap.turn()
         if self.balancing is not None:
             self.balancing.turn(now_s, self._step_share(now_s))
+        if self.residency is not None:
+            self.residency.turn(now_s)
         if not self._controller.is_due(now_s):
             return
         # An idle engine gives nothing to decide about waiting: one look a window of the batch size is enough.
@@ -104,6 +111,13 @@ class Steering:
                 param="rebalance",
             )
         return self.balancing
+
+    def on_experts(self, collected: CollectedStep, num_steps: int, step_s: float) -> None:
+        """What the same launch asked of the experts."""
+        if self.balancing is not None:
+            self.balancing.on_step(collected.expert_tokens, collected.device_rows, num_steps, step_s)
+        if self.residency is not None and collected.asleep is not None:
+            self.residency.on_step(collected.expert_tokens, collected.asleep, num_steps)
 
     def _step_share(self, now_s: float) -> float | None:
         """A decode step's part of the target between tokens, if one was measured of late."""
@@ -152,6 +166,8 @@ class Steering:
         self._looked_s = -math.inf
         if self.balancing is not None:
             self.balancing.config = config
+        if self.residency is not None:
+            self.residency.config = config
         self._controller.set_config(config)
         self._scheduler.policy = self._controller.policy
         self._scheduler.set_prefix_cache(config.kv_cache.enable_prefix_cache)

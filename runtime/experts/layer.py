@@ -14,6 +14,7 @@ from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.dispatch import combine, permute, plan_dispatch
 from runtime.experts.exchange import exchange_tokens
 from runtime.experts.exchange_spec import Exchange
+from runtime.experts.residency import AsleepColumn
 from runtime.experts.router import Routing, route
 from runtime.experts.routing_table import look_up
 from runtime.experts.stages import Stages, run_alone
@@ -23,15 +24,20 @@ from runtime.experts.weights import MoEParams
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ExpertLoad:
-    """What a step asked of the experts. tokens: by logical expert, of this device's own tokens; rows: computed here."""
+    """What a step asked of the experts. tokens: by logical expert, of this device's own tokens; rows: computed here.
+
+    asleep: what was not resident, columns as in `runtime.experts.residency.AsleepColumn`; None where all are.
+    """
 
     tokens: Int[Array, "*L E"]
     rows: Int[Array, "*L 1"]
+    asleep: Int[Array, "*L 4"] | None = None
 
 
-def no_load(num_experts: int, *layers: int) -> ExpertLoad:
+def no_load(num_experts: int, *layers: int, has_store: bool = False) -> ExpertLoad:
     """Of a step, or a layer, that asked nothing."""
-    return ExpertLoad(jnp.zeros((*layers, num_experts), jnp.int32), jnp.zeros((*layers, 1), jnp.int32))
+    tokens, rows = jnp.zeros((*layers, num_experts), jnp.int32), jnp.zeros((*layers, 1), jnp.int32)
+    return ExpertLoad(tokens, rows, jnp.zeros((*layers, len(AsleepColumn)), jnp.int32) if has_store else None)
 
 
 def moe_layer(
@@ -59,16 +65,13 @@ def moe_stages(
     tokens: their ids, which only a routing table asks for.
     """
     num_experts = params.router.shape[0]
-    routed = route(params.router, x, is_real, routing, bias=params.router_bias)
-    if params.routing_table is not None and tokens is not None:
-        with jax.named_scope("router"):
-            routed = look_up(params.routing_table, tokens, is_real, routed, num_experts)
+    routed = choose_experts(params, x, is_real, routing, tokens)
     experts = partial(_experts, params, activation)
     if exchange is not None:
         slots_here, sent = params.w_gate_up.shape[0], x.astype(params.w_gate_up.dtype)
         num_slots = slots_here * exchange.num_devices
         slots = choose_slots(params.copies, routed, is_real, exchange, num_slots)
-        counts = _count(routed, is_real, num_experts) if routed.counts is None else routed.counts
+        counts = count_tokens(routed, is_real, num_experts)
         out, num_rows = yield from exchange_tokens(
             exchange, sent, routed, slots, is_real, experts, slots_here
         )
@@ -81,6 +84,21 @@ def moe_stages(
     with jax.named_scope("combine"):
         counts = dispatch.group_sizes if routed.counts is None else routed.counts
         return combine(dispatch, routed, y), ExpertLoad(counts, jnp.sum(counts, keepdims=True))
+
+
+def choose_experts(
+    params: MoEParams,
+    x: Float[Array, "T D"],
+    is_real: Bool[Array, " T"],
+    routing: RouterSpec,
+    tokens: Int[Array, " T"] | None,
+) -> Routing:
+    """The layer's routing: its router's, or its routing table's for tokens that this knows."""
+    routed = route(params.router, x, is_real, routing, bias=params.router_bias)
+    if params.routing_table is None or tokens is None:
+        return routed
+    with jax.named_scope("router"):
+        return look_up(params.routing_table, tokens, is_real, routed, params.router.shape[0])
 
 
 def choose_slots(
@@ -109,6 +127,9 @@ def _experts(params: MoEParams, activation: str, x_sorted: Array, group_sizes: A
     return expert_mlp(x_sorted, params.w_gate_up, params.w_down, group_sizes, activation=activation)
 
 
-def _count(routing: Routing, is_real: Bool[Array, " T"], num_experts: int) -> Int[Array, " E"]:
+def count_tokens(routing: Routing, is_real: Bool[Array, " T"], num_experts: int) -> Int[Array, " E"]:
+    """Real tokens of each expert."""
+    if routing.counts is not None:
+        return routing.counts
     ids = jnp.where(is_real[:, None], routing.expert_ids, num_experts).reshape(-1)
     return jnp.sum(ids[:, None] == jnp.arange(num_experts)[None, :], axis=0, dtype=jnp.int32)

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 
 from runtime.cache.kv_pool import KVPool
 from runtime.errors import CompileFailed, ModelLoadError
+from runtime.experts.asleep import wake_expert
+from runtime.experts.weights import MoEParams
 from runtime.ladder.batch import abstract_packed
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.host_rungs import HostRungs
@@ -36,13 +38,14 @@ from runtime.ladder.step import (
     start_row,
 )
 from runtime.model.architecture import Architecture
-from runtime.model.params import Params
+from runtime.model.params import Params, has_store
 from runtime.model.sampling import SamplingState, pack_row, set_dense_row, set_mask, set_row
 from runtime.request import SamplingParams
 from runtime.schedule.plan import Phase
 
 _COMMON_STEPS = ("start_row", "set_row", "set_dense_row", "set_mask", "score")  # any request may need them
 MOVE_EXPERT = "move_expert"
+WAKE_EXPERT = "wake_expert"
 
 
 class RungState(StrEnum):
@@ -153,7 +156,8 @@ class StepCompiler:
     @property
     def _common_names(self) -> tuple[str, ...]:
         moves = (MOVE_EXPERT,) if self._mesh is not None and self._mesh.num_shards > 1 else ()
-        return (*_COMMON_STEPS, *moves)
+        wakes = (WAKE_EXPERT,) if has_store(self._abstract.params) else ()
+        return (*_COMMON_STEPS, *moves, *wakes)
 
     def is_ready(self, bucket: Bucket) -> bool:
         """Whether the rung can be launched."""
@@ -308,7 +312,17 @@ class StepCompiler:
         if MOVE_EXPERT in self._common_names:
             assert self._mesh is not None
             jobs.append((MOVE_EXPERT, partial(self._mesh.lower_move, a.params)))
+        if WAKE_EXPERT in self._common_names:
+            jobs.append((WAKE_EXPERT, self._lower_wake))
         return jobs
+
+    def _lower_wake(self) -> Any:
+        """wake_expert, which serves all layers: their experts have one shape."""
+        ffns = (layer.ffn for layer in self._abstract.params.layers)
+        experts = next(ffn for ffn in ffns if isinstance(ffn, MoEParams))
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        args = (experts.w_gate_up, experts.w_down, experts.store, number, number)
+        return jax.jit(wake_expert, donate_argnums=(0, 1)).lower(*args)
 
     @property
     def _slot(self) -> jax.ShapeDtypeStruct:

@@ -17,7 +17,7 @@ from runtime.experts.layer import ExpertLoad, no_load
 from runtime.ladder.batch import unpack_decode, unpack_prefill
 from runtime.ladder.bucket import Bucket
 from runtime.model.architecture import Architecture
-from runtime.model.params import Params
+from runtime.model.params import Params, has_store
 from runtime.model.sampling import Logprobs, SamplingState, sample, score
 from runtime.model.sharding import ALONE, LayerSharding
 from runtime.model.transformer import DecodeBatch, PrefillBatch, forward_decode, forward_prefill, unembed
@@ -191,7 +191,7 @@ def decode_step(
             jnp.zeros((MAX_DECODE_STEPS, b, MAX_TOP_LOGPROBS), jnp.float32),
         ),
     )
-    loads = no_load(max(1, arch.num_experts), arch.num_layers)
+    loads = no_load(max(1, arch.num_experts), arch.num_layers, has_store=has_store(params))
     carry = (jnp.int32(0), goes_on(jnp.int32(0), rows), pool, rows, sampling, out, loads)
     _, _, pool, rows, sampling, out, loads = lax.while_loop(lambda carry: carry[1], body, carry)
     return pool, rows, sampling, out, loads

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from runtime.experts.weights import MoEParams
+from runtime.experts.weights import ExpertStore, MoEParams
 from runtime.model.architecture import Architecture, FfnKind, LayerKind, QkNorm
 from runtime.model.spec import ArraySpec, Place, map_specs, on_one_device, random_array
 
@@ -76,8 +76,18 @@ class ExpertSlots:
     num_places: int
 
 
-def abstract_params(arch: Architecture, dtype: DTypeLike, slots: ExpertSlots | None = None) -> Params:
-    """Params of ArraySpec. `slots`: expert parallel, with weights by physical slot and a table of copies."""
+@dataclass(frozen=True)
+class ResidentSlots:
+    """Part of the experts on the device, all in a store: slots of a layer, and experts that are fetched ahead for it."""
+
+    num_slots: int
+    num_staged: int = 0
+
+
+def abstract_params(
+    arch: Architecture, dtype: DTypeLike, slots: ExpertSlots | ResidentSlots | None = None
+) -> Params:
+    """Params of ArraySpec. ExpertSlots: weights by physical slot and a table of copies; ResidentSlots: slots and a store."""
     vocabulary = ArraySpec((arch.vocab_size, arch.hidden_size), jnp.dtype(dtype), ("vocab", "embed"))
     return Params(
         embedding=vocabulary,
@@ -105,13 +115,29 @@ def with_router_bias(params: Params, layer: int, bias: Leaf) -> Params:
     return replace(params, layers=(*params.layers[:layer], changed, *params.layers[layer + 1 :]))
 
 
+def with_slots(params: Params, layer: int, table: Leaf) -> Params:
+    """The weights with a new table of slots in one layer, which must have a store."""
+    ffn = params.layers[layer].ffn
+    assert isinstance(ffn, MoEParams)
+    store = replace(ffn.store, slot_of_expert=table)
+    changed = replace(params.layers[layer], ffn=replace(ffn, store=store))
+    return replace(params, layers=(*params.layers[:layer], changed, *params.layers[layer + 1 :]))
+
+
+def has_store(params: Params) -> bool:
+    """Whether part of the experts may be asleep."""
+    return any(isinstance(layer.ffn, MoEParams) and layer.ffn.store is not None for layer in params.layers)
+
+
 def init_params(arch: Architecture, dtype: DTypeLike, seed: int, place: Place = on_one_device) -> Params:
     """Seeded dummy weights, scaled so that activations keep their size through the layers."""
     rng = np.random.default_rng(seed)
     return map_specs(lambda spec: random_array(spec, rng, place), abstract_params(arch, dtype))
 
 
-def _layer(arch: Architecture, layer: LayerKind, dtype: Any, slots: ExpertSlots | None) -> LayerParams:
+def _layer(
+    arch: Architecture, layer: LayerKind, dtype: Any, slots: ExpertSlots | ResidentSlots | None
+) -> LayerParams:
     d = arch.hidden_size
     return LayerParams(
         attention_norm=_norm(d, "embed"),
@@ -138,14 +164,15 @@ def _attention(arch: Architecture, dtype: Any) -> AttentionParams:
     )
 
 
-def _moe(arch: Architecture, dtype: Any, slots: ExpertSlots | None) -> MoEParams:
+def _moe(arch: Architecture, dtype: Any, slots: ExpertSlots | ResidentSlots | None) -> MoEParams:
     e, d, f = arch.num_experts, arch.hidden_size, arch.expert_ffn
     p = slots.num_slots if slots else e
     table = (
         ArraySpec((e, slots.num_places), jnp.dtype(jnp.int32), ("experts", "place"), "zeros")
-        if slots
+        if isinstance(slots, ExpertSlots)
         else None
     )
+    store = _store(arch, dtype, slots.num_staged) if isinstance(slots, ResidentSlots) else None
     return MoEParams(
         router=_matrix((e, d), jnp.float32, ("expert_logits", "embed")),
         w_gate_up=_matrix((p, 2 * f, d), dtype, ("expert", "gate_up", "embed")),
@@ -153,8 +180,21 @@ def _moe(arch: Architecture, dtype: Any, slots: ExpertSlots | None) -> MoEParams
         copies=table,
         router_bias=ArraySpec((e,), jnp.dtype(jnp.float32), ("expert_logits",), "zeros")
         if arch.has_router_bias
-        or slots  # on several devices always: it may come to lean, and nothing compiles then
+        or isinstance(
+            slots, ExpertSlots
+        )  # on several devices always: it may come to lean, and nothing compiles then
         else None,
+        store=store,
+    )
+
+
+def _store(arch: Architecture, dtype: Any, num_staged: int) -> ExpertStore:
+    e, d, f = arch.num_experts, arch.hidden_size, arch.expert_ffn
+    gate_up = _matrix((e, 2 * f, d), dtype, ("expert", "gate_up", "embed"))
+    down = _matrix((e, d, f), dtype, ("expert", "embed", "ffn"))
+    table = ArraySpec((e,), jnp.dtype(jnp.int32), ("expert",), "zeros")
+    return ExpertStore(
+        replace(gate_up, in_host_memory=True), replace(down, in_host_memory=True), table, num_staged
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 # Random weights repeat one pattern of this many values: drawing 30 billion normals would take minutes. Prime, so
 # that rows and experts of the usual sizes do not line up with it.
@@ -20,7 +21,7 @@ type Place = Callable[["ArraySpec", np.ndarray], jax.Array]
 class ArraySpec:
     """shape and dtype of an array, the names of its axes, and how dummy weights fill it.
 
-    init: "normal" (standard deviation `scale`), "ones" or "zeros".
+    init: "normal" (standard deviation `scale`), "ones" or "zeros". in_host_memory: not in the device's, where the two differ.
     """
 
     shape: tuple[int, ...]
@@ -28,6 +29,7 @@ class ArraySpec:
     axes: tuple[str, ...]
     init: str = "normal"
     scale: float = 1.0
+    in_host_memory: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -43,6 +45,16 @@ def map_specs(function: Callable[[ArraySpec], Any], tree: Any) -> Any:
     return jax.tree.map(function, tree, is_leaf=is_spec)
 
 
+def device_nbytes(tree: Any) -> int:
+    """Bytes of the ArraySpecs of a tree that lie in the device's memory."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree, is_leaf=is_spec) if not leaf.in_host_memory)
+
+
+def host_memory() -> SingleDeviceSharding:
+    """Where arrays lie that the device reads over its bus."""
+    return SingleDeviceSharding(jax.local_devices()[0], memory_kind="pinned_host")
+
+
 def tree_nbytes(tree: Any) -> int:
     """Bytes of all arrays or ArraySpecs of a tree."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree, is_leaf=is_spec))
@@ -50,7 +62,12 @@ def tree_nbytes(tree: Any) -> int:
 
 def to_shape_structs(tree: Any) -> Any:
     """The tree as jax.ShapeDtypeStruct, which is what lowering takes."""
-    return map_specs(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), tree)
+
+    def one(spec: Any) -> jax.ShapeDtypeStruct:
+        where = host_memory() if isinstance(spec, ArraySpec) and spec.in_host_memory else None
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=where)
+
+    return map_specs(one, tree)
 
 
 def on_one_device(spec: ArraySpec, host: np.ndarray) -> jax.Array:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.linear.op import linear
 from runtime.cache.kv_pool import KVPool, write_pages, write_tokens
+from runtime.experts.asleep import Staged, foresee, part_resident_layer
 from runtime.experts.layer import ExpertLoad, moe_stages, no_load
 from runtime.experts.stages import Lane as StagedLane
 from runtime.experts.stages import Meeting, Stages, run_alone, run_in_turns
@@ -37,7 +38,7 @@ from runtime.model.halves import (
     keys_of_linear_part,
 )
 from runtime.model.layers import dense_ffn, rms_norm, rope_tables
-from runtime.model.params import LayerParams, Params
+from runtime.model.params import LayerParams, Params, has_store
 from runtime.model.sharding import ALONE, LayerSharding
 
 # (layer's kind, its pages, q, k, v) -> (attended [T, H, Dh], pages with k and v written)
@@ -153,6 +154,8 @@ def _lane_stages(
     """Layer by layer; writes the lane's part of `pages`, layer after layer, in which it reads what lanes ahead wrote."""
     (x,) = start
     loads = []
+    may_sleep, following = has_store(params), [*params.layers[1:], None]
+    staged: Staged | None = None  # of the layer at hand, fetched by the layer before
     for i, (layer, weights) in enumerate(zip(arch.layers, params.layers, strict=True)):
         with jax.named_scope("attention"):
             normed = rms_norm(x, weights.attention_norm, arch.rms_norm_eps).astype(
@@ -167,7 +170,10 @@ def _lane_stages(
         (attended,) = yield Meeting((attended,))
         with jax.named_scope("attention"):
             x = x + project_out(weights.attention, attended, sharding)
-        mixed, load = yield from _ffn_stages(arch, weights, x, lane.tokens, lane.is_real, sharding)
+        if may_sleep:
+            mixed, load, staged = _part_resident_ffn(arch, weights, following[i], x, lane, staged)
+        else:
+            mixed, load = yield from _ffn_stages(arch, weights, x, lane.tokens, lane.is_real, sharding)
         x = x + mixed
         loads.append(load)
     return x, jax.tree.map(lambda *layers: jnp.stack(layers), *loads)
@@ -196,3 +202,35 @@ def _ffn_stages(
     with jax.named_scope("dense_ffn"):
         mixed = dense_ffn(weights.ffn, normed.astype(weights.ffn.w_gate_up.dtype), arch.activation)
         return sharding.add_up(mixed), no_load(max(1, arch.num_experts))
+
+
+def _part_resident_ffn(
+    arch: Architecture,
+    weights: LayerParams,
+    after: LayerParams | None,
+    x: Float[Array, "T D"],
+    lane: Lane,
+    staged: Staged | None,
+) -> tuple[Float[Array, "T D"], ExpertLoad, Staged | None]:
+    """As `_ffn_stages`, on one device, where experts may be asleep; and what was fetched ahead for the layer `after` this one.
+
+    That layer's router sees what this layer's experts read: the residual stream lacks only what they and one attention
+    will add.
+    """
+    if not isinstance(weights.ffn, MoEParams):
+        mixed, _ = run_alone(_ffn_stages(arch, weights, x, lane.tokens, lane.is_real, ALONE))
+        return mixed, no_load(max(1, arch.num_experts), has_store=True), None
+    upcoming = None
+    if after is not None and isinstance(after.ffn, MoEParams):
+        foreseen = rms_norm(x, after.ffn_norm, arch.rms_norm_eps)
+        upcoming = foresee(after.ffn, foreseen, lane.is_real, arch.routing)
+    return part_resident_layer(
+        weights.ffn,
+        rms_norm(x, weights.ffn_norm, arch.rms_norm_eps),
+        lane.is_real,
+        routing=arch.routing,
+        activation=arch.activation,
+        tokens=lane.tokens,
+        staged=staged,
+        upcoming=upcoming,
+    )

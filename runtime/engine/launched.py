@@ -1,0 +1,48 @@
+"""InFlightStep and CollectedStep: a launch before and after its tokens are read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from runtime.engine.score_reading import PromptScores, ScoreChunk
+from runtime.experts.layer import ExpertLoad
+from runtime.ladder.bucket import Bucket
+from runtime.ladder.step import StepOutput
+from runtime.request import TokenLogprob
+from runtime.schedule.plan import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightStep:
+    """A launch whose tokens have not been read."""
+
+    plan: StepPlan
+    bucket: Bucket
+    output: StepOutput | None  # None: no chunk of the prefill ends, nothing is sampled
+    scores: tuple[ScoreChunk, ...]
+    load: ExpertLoad  # of this launch alone
+    launched_s: float
+    columns: tuple[int, ...] = ()  # place of each chunk among the output's rows
+    size: int = 0  # tokens that its rung had to cover
+
+    @property
+    def expert_tokens(self) -> jax.Array:
+        """Tokens by layer and logical expert, [L, E]."""
+        return self.load.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedStep:
+    """What the host read of a launch: tokens and, where asked for, log probabilities by chunk of the plan."""
+
+    result: StepResult
+    num_steps: int  # decode steps that ran, 1 in prefill
+    expert_tokens: np.ndarray  # [L, E]
+    logprobs: tuple[tuple[TokenLogprob, ...], ...]
+    prompt_logprobs: Mapping[str, PromptScores] = field(default_factory=dict)
+    device_rows: np.ndarray = field(
+        default_factory=lambda: np.zeros((0, 0), np.int32)
+    )  # [L, devices], experts' rows
+    asleep: np.ndarray | None = None  # [L, AsleepColumn], where experts may sleep
