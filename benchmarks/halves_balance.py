@@ -69,7 +69,11 @@ def best_cut(chunks: Chunks, room: int) -> int:
 
 def measure(taken: list[Chunks]) -> dict[str, dict[str, float]]:
     machine, forms = Machine(), {}
-    for name, is_by_work, spare in (("middle", False, 0.0), ("by work", True, 0.0), ("by work, 1/8 more room", True, 0.125)):
+    for name, is_by_work, spare in (
+        ("middle", False, 0.0),
+        ("by work", True, 0.0),
+        ("by work, 1/8 more room", True, 0.125),
+    ):
         differences, works, exposed, padding = [], [], 0.0, 0.0
         for chunks in taken:
             end = sum(_aligned(num) for num, _ in chunks)
@@ -112,7 +116,9 @@ def main() -> int:
     title = f"Halves of {len(taken)} steps, {sum(len(c) for c in taken)} chunks; times modelled, a layer"
     print_table(title, ("cut", "imbalance", "exposed us a step", "padding us a step"), rows)
     if args.json:
-        args.json.write_text(json.dumps({"steps": len(taken), "forms": forms}, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(
+            json.dumps({"steps": len(taken), "forms": forms}, indent=1) + "\n", encoding="utf-8"
+        )
     return 0
 
 

@@ -135,7 +135,7 @@ def _forward(
     if len(lanes) == 1:
         results = [run_alone(runs[0]((hidden[0],)))]
     else:
-        first, second = (StagedLane(f"half_{i}", (x,), run) for i, (x, run) in enumerate(zip(hidden, runs)))
+        first, second = (StagedLane(f"half_{i}", (hidden[i],), run) for i, run in enumerate(runs))
         results = run_in_turns((first, second))
     loads = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *[load for _, load in results])
     return [x for x, _ in results], KVPool(tuple(pages)), loads

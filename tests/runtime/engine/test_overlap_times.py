@@ -37,8 +37,9 @@ LINEAR = '%l = f32[64,96] fusion(%x), kind=kCustom, calls=%gemm, metadata={op_na
 ROUTER = '%r = f32[64,96] fusion(%x), kind=kCustom, calls=%gemm, metadata={op_name="jit(run)/half_1/router/dot"}'
 NORM = '%n = f32[8] fusion(%gemm), kind=kLoop, calls=%norm, metadata={op_name="jit(run)/half_1/attention/rms_norm"}'
 DECODE = (
-    '%d = (f32[8]) custom-call(%x), custom_call_target="mosaic_gpu_v2", operand_layout_constraints={bf16[16,2,4,32]{3,2,1,0}, '
-    'bf16[9,2,2,64,32]{4,3,2,1,0}, s32[16,4]{1,0}, s32[16]{0}}, metadata={op_name="jit(run)/half_1/attention/paged_attention/map"}'
+    '%d = (f32[8]) custom-call(%x), custom_call_target="mosaic_gpu_v2", operand_layout_constraints={'
+    "bf16[16,2,4,32]{3,2,1,0}, bf16[9,2,2,64,32]{4,3,2,1,0}, s32[16,4]{1,0}, s32[16]{0}}, "
+    'metadata={op_name="jit(run)/half_1/attention/paged_attention/map"}'
 )
 
 
