@@ -73,8 +73,8 @@ def mesh_rung(devices: Any, rung: Rung) -> tuple[Any, tuple[Any, ...]]:
     from runtime.model.architecture import from_hf_config  # noqa: PLC0415
     from runtime.schedule.plan import Phase  # noqa: PLC0415
 
-    model = dict(zip(MODELS, (QWEN3_30B_A3B, DEEPSEEK_V3_MOE), strict=True))[rung.model]
-    arch = from_hf_config(model | {"num_hidden_layers": rung.layers})
+    configs: dict[str, dict[str, Any]] = dict(zip(MODELS, (QWEN3_30B_A3B, DEEPSEEK_V3_MOE), strict=True))
+    arch = from_hf_config(configs[rung.model] | {"num_hidden_layers": rung.layers})
     # Room for all that can come in one round: a further round is a loop, and a GPU's host must look before each turn.
     parallel = ParallelConfig(expert_parallel_size=NUM_GPUS, capacity_factor=64.0, micro_batch_overlap="on")
     grid = devices.devices.reshape(NUM_GPUS, 1)

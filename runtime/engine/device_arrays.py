@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from runtime.cache.kv_pool import KVPool, abstract_kv_pool, make_kv_pool
 from runtime.config import ParallelConfig
-from runtime.engine.device_work import DeviceState
+from runtime.engine.device_state import DeviceState
 from runtime.experts.copies import copies_table, num_places
 from runtime.experts.placement import ExpertPlacement
 from runtime.ladder.compiler import AbstractState

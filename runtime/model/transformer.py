@@ -108,7 +108,9 @@ def forward_decode(
     if sharding.num_halves == 1:
         (x,), pool, load = _forward(arch, params, pool, [lane(batch)], sharding)
         return x, pool, load
-    (first, second), pool, load = _forward(arch, params, pool, [lane(h) for h in halve_decode(batch)], sharding)
+    (first, second), pool, load = _forward(
+        arch, params, pool, [lane(h) for h in halve_decode(batch)], sharding
+    )
     return join_decode(first, second), pool, load
 
 
@@ -148,7 +150,7 @@ def _lane_stages(
     lane: Lane,
     rope: tuple[Array, Array],
     sharding: LayerSharding,
-    start: tuple[Float[Array, "T D"]],
+    start: tuple[Array, ...],
 ) -> Stages[tuple[Float[Array, "T D"], ExpertLoad]]:
     """Layer by layer; writes the lane's part of `pages`, layer after layer, in which it reads what lanes ahead wrote."""
     (x,) = start
