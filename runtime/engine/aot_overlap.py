@@ -11,9 +11,11 @@ what the exchange's own processors cost, takes a trace on GPUs.
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +125,11 @@ def main() -> int:
         args.hlo.write_text(hlo, encoding="utf-8")
     machine = Machine()
     report = {
+        "machine": "eight H200 that exist on paper; times estimated at these rates, nothing was run",
+        "jax": version("jax"),
+        "commit": _commit(),
         "rung": asdict(rung),
-        "machine": asdict(machine),
+        "rates": asdict(machine),
         "by_context": {
             context: summarise(read_windows(hlo, rung.load(context), machine)) for context in args.context
         },
@@ -133,6 +138,14 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 if __name__ == "__main__":
