@@ -11,9 +11,11 @@ what the exchange's own processors cost, takes a trace on GPUs.
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +75,8 @@ def mesh_rung(devices: Any, rung: Rung) -> tuple[Any, tuple[Any, ...]]:
     from runtime.model.architecture import from_hf_config  # noqa: PLC0415
     from runtime.schedule.plan import Phase  # noqa: PLC0415
 
-    model = dict(zip(MODELS, (QWEN3_30B_A3B, DEEPSEEK_V3_MOE), strict=True))[rung.model]
-    arch = from_hf_config(model | {"num_hidden_layers": rung.layers})
+    configs: dict[str, dict[str, Any]] = dict(zip(MODELS, (QWEN3_30B_A3B, DEEPSEEK_V3_MOE), strict=True))
+    arch = from_hf_config(configs[rung.model] | {"num_hidden_layers": rung.layers})
     # Room for all that can come in one round: a further round is a loop, and a GPU's host must look before each turn.
     parallel = ParallelConfig(expert_parallel_size=NUM_GPUS, capacity_factor=64.0, micro_batch_overlap="on")
     grid = devices.devices.reshape(NUM_GPUS, 1)
@@ -123,8 +125,11 @@ def main() -> int:
         args.hlo.write_text(hlo, encoding="utf-8")
     machine = Machine()
     report = {
+        "machine": "eight H200 that exist on paper; times estimated at these rates, nothing was run",
+        "jax": version("jax"),
+        "commit": _commit(),
         "rung": asdict(rung),
-        "machine": asdict(machine),
+        "rates": asdict(machine),
         "by_context": {
             context: summarise(read_windows(hlo, rung.load(context), machine)) for context in args.context
         },
@@ -133,6 +138,14 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@ Everything that a step replaces is donated, so the arrays held here are always t
 one, whose arrays are this host's parts of the same global arrays.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from runtime.cache.kv_pool import KVPool
 from runtime.engine.device_commands import (
     CompileRungs,
     DeviceCommand,
@@ -25,23 +24,12 @@ from runtime.engine.device_commands import (
     WakeWeights,
     WriteRow,
 )
+from runtime.engine.device_state import DeviceState
 from runtime.experts.weights import MoEParams
 from runtime.ladder.compiler import MOVE_EXPERT, WAKE_EXPERT, StepCompiler, sampler_name
-from runtime.ladder.step import RowState
 from runtime.mesh import DeviceMesh
-from runtime.model.params import Params, with_copies, with_router_bias, with_slots
-from runtime.model.sampling import RowRecord, SamplingState
-
-
-@dataclass(slots=True)
-class DeviceState:
-    """The arrays that live on the device; every field is replaced by the launch that donates it."""
-
-    params: Params
-    pool: KVPool
-    rows: RowState
-    sampling: SamplingState
-    hidden: jax.Array
+from runtime.model.params import with_copies, with_router_bias, with_slots
+from runtime.model.sampling import RowRecord
 
 
 class DeviceWork:

@@ -114,6 +114,9 @@ class Engine:
     def keep_rungs(self, buckets: tuple[Bucket, ...]) -> None:
         """Forget and free every rung but these."""
         self._warm &= set(buckets)
+        self._forms = {bucket: form for bucket, form in self._forms.items() if bucket in self._warm}
+        warm = {bucket.name for bucket in self._warm}
+        self.overlap = {name: choice for name, choice in self.overlap.items() if name in warm}
         self._do(KeepRungs(buckets))
 
     def compile(self, buckets: Iterable[Bucket]) -> None:

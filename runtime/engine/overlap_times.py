@@ -70,7 +70,9 @@ class Window:
 
     @property
     def pattern(self) -> str:
-        return f"{self.scope} over {' and '.join(dict.fromkeys(kind for kind, _ in self.between)) or 'nothing'}"
+        return (
+            f"{self.scope} over {' and '.join(dict.fromkeys(kind for kind, _ in self.between)) or 'nothing'}"
+        )
 
     @property
     def is_covered(self) -> bool:
@@ -190,7 +192,9 @@ def _attention_s(operands: Sequence[tuple[str, tuple[int, ...]]], load: Load, ma
 def _dot_s(line: str, text: str, machine: Machine) -> float:
     (out_kind, out), *_ = _shapes(line)
     shapes = {m[1]: _shapes(m[0])[0] for m in re.finditer(r"%(\S+) = [^\n]*", text) if _shapes(m[0])}
-    operands = [shapes[name] for name in re.findall(r"%([^\s,)]+)", line.split(" dot(")[1].split(")")[0])]
+    operands = [
+        shapes[name] for name in re.findall(r"%([^\s,)]+)", line.split(" dot(")[1].split(")", maxsplit=1)[0])
+    ]
     contracted = re.search(r"lhs_contracting_dims=\{(\d+)", line)
     depth = operands[0][1][int(contracted[1])] if contracted else 1
     moved = sum(_num_bytes(kind, dims) for kind, dims in operands) + _num_bytes(out_kind, out)

@@ -49,9 +49,13 @@ def halve_prefill(batch: PrefillBatch, cut: Int[Array, ""]) -> tuple[PrefillBatc
     return first, second
 
 
-def join_prefill(first: Float[Array, "H D"], second: Float[Array, "H D"], cut: Int[Array, ""]) -> Float[Array, "T D"]:
+def join_prefill(
+    first: Float[Array, "H D"], second: Float[Array, "H D"], cut: Int[Array, ""]
+) -> Float[Array, "T D"]:
     """Hidden states of the halves at their places in the flat layout."""
-    return lax.dynamic_update_slice_in_dim(jnp.concatenate([first, jnp.zeros_like(first)]), second, cut, axis=0)
+    return lax.dynamic_update_slice_in_dim(
+        jnp.concatenate([first, jnp.zeros_like(first)]), second, cut, axis=0
+    )
 
 
 def halve_decode(batch: DecodeBatch) -> tuple[DecodeBatch, DecodeBatch]:

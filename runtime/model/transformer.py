@@ -109,7 +109,9 @@ def forward_decode(
     if sharding.num_halves == 1:
         (x,), pool, load = _forward(arch, params, pool, [lane(batch)], sharding)
         return x, pool, load
-    (first, second), pool, load = _forward(arch, params, pool, [lane(h) for h in halve_decode(batch)], sharding)
+    (first, second), pool, load = _forward(
+        arch, params, pool, [lane(h) for h in halve_decode(batch)], sharding
+    )
     return join_decode(first, second), pool, load
 
 
@@ -136,7 +138,7 @@ def _forward(
     if len(lanes) == 1:
         results = [run_alone(runs[0]((hidden[0],)))]
     else:
-        first, second = (StagedLane(f"half_{i}", (x,), run) for i, (x, run) in enumerate(zip(hidden, runs)))
+        first, second = (StagedLane(f"half_{i}", (hidden[i],), run) for i, run in enumerate(runs))
         results = run_in_turns((first, second))
     loads = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *[load for _, load in results])
     return [x for x, _ in results], KVPool(tuple(pages)), loads
@@ -149,7 +151,7 @@ def _lane_stages(
     lane: Lane,
     rope: tuple[Array, Array],
     sharding: LayerSharding,
-    start: tuple[Float[Array, "T D"]],
+    start: tuple[Array, ...],
 ) -> Stages[tuple[Float[Array, "T D"], ExpertLoad]]:
     """Layer by layer; writes the lane's part of `pages`, layer after layer, in which it reads what lanes ahead wrote."""
     (x,) = start

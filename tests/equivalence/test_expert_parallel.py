@@ -37,7 +37,7 @@ TIGHT = {"exchange": "all_to_all", "capacity_factor": 0.1}  # rounds overflow
 @pytest.mark.parametrize(
     ("shards", "tensor", "parallel"),
     [
-        (2, 2, {"exchange": "all_to_all", "micro_batch_overlap": "on"}),
+        (2, 2, {"exchange": "all_to_all", "capacity_factor": 64.0, "micro_batch_overlap": "on"}),
         (3, 1, TIGHT),
         (5, 1, {"exchange": "gather", "redundant_experts": 3}),
         (6, 1, TIGHT),

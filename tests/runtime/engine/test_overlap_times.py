@@ -34,18 +34,25 @@ ENTRY %main (x: bf16[8], gemm: bf16[8]) -> bf16[8] {{
 EXPERTS = f'%m = bf16[80,32] custom-call(%x), {GROUPED}, metadata={{op_name="jit(run)/half_1/experts/expert_mlp/map"}}'
 FOLDED = "%f = bf16[80,32] fusion(%x), kind=kCustom, calls=%folded"
 LINEAR = '%l = f32[64,96] fusion(%x), kind=kCustom, calls=%gemm, metadata={op_name="jit(run)/half_1/attention/linear/dot"}'
-ROUTER = '%r = f32[64,96] fusion(%x), kind=kCustom, calls=%gemm, metadata={op_name="jit(run)/half_1/router/dot"}'
+ROUTER = (
+    '%r = f32[64,96] fusion(%x), kind=kCustom, calls=%gemm, metadata={op_name="jit(run)/half_1/router/dot"}'
+)
 NORM = '%n = f32[8] fusion(%gemm), kind=kLoop, calls=%norm, metadata={op_name="jit(run)/half_1/attention/rms_norm"}'
 DECODE = (
-    '%d = (f32[8]) custom-call(%x), custom_call_target="mosaic_gpu_v2", operand_layout_constraints={bf16[16,2,4,32]{3,2,1,0}, '
-    'bf16[9,2,2,64,32]{4,3,2,1,0}, s32[16,4]{1,0}, s32[16]{0}}, metadata={op_name="jit(run)/half_1/attention/paged_attention/map"}'
+    '%d = (f32[8]) custom-call(%x), custom_call_target="mosaic_gpu_v2", operand_layout_constraints={'
+    "bf16[16,2,4,32]{3,2,1,0}, bf16[9,2,2,64,32]{4,3,2,1,0}, s32[16,4]{1,0}, s32[16]{0}}, "
+    'metadata={op_name="jit(run)/half_1/attention/paged_attention/map"}'
 )
 
 
 @pytest.mark.parametrize(
     ("op", "kind", "seconds"),
     [
-        (EXPERTS, "experts", (4 * 64 * 32 + 64 * 96) * 2 / 1e12),  # bytes: all weights, and the rows in and out
+        (
+            EXPERTS,
+            "experts",
+            (4 * 64 * 32 + 64 * 96) * 2 / 1e12,
+        ),  # bytes: all weights, and the rows in and out
         (FOLDED, "experts", (4 * 64 * 32 + 64 * 96) * 2 / 1e12),
         (LINEAR, "attention", 2 * 64 * 96 * 32 / 1e12),
         (DECODE, "attention", 4 * 16 * 8 * 32 * 100 / 1e12),  # scores and sums of 8 heads over 100 keys

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.copies import copies_table
-from runtime.experts.exchange_spec import Exchange, choose_capacity
 from runtime.experts.exchange_kind import ExchangeKind
+from runtime.experts.exchange_spec import Exchange, choose_capacity
 from runtime.experts.layer import ExpertLoad, moe_layer
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.weights import MoEParams

@@ -139,7 +139,12 @@ def pack_decode(chunks: list[Chunk | None], table_width: int, num_rows: int) -> 
 
 @partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
 def _prefill(
-    arch: Architecture, params: Params, pool: KVPool, batch: PrefillBatch, page_size: int, sharding: LayerSharding
+    arch: Architecture,
+    params: Params,
+    pool: KVPool,
+    batch: PrefillBatch,
+    page_size: int,
+    sharding: LayerSharding,
 ) -> Any:
     hidden, pool, load = forward_prefill(arch, params, pool, batch, page_size=page_size, sharding=sharding)
     return unembed(arch, params, hidden), pool, load.tokens
@@ -147,7 +152,12 @@ def _prefill(
 
 @partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
 def _decode(
-    arch: Architecture, params: Params, pool: KVPool, batch: DecodeBatch, page_size: int, sharding: LayerSharding
+    arch: Architecture,
+    params: Params,
+    pool: KVPool,
+    batch: DecodeBatch,
+    page_size: int,
+    sharding: LayerSharding,
 ) -> Any:
     hidden, pool, load = forward_decode(arch, params, pool, batch, page_size=page_size, sharding=sharding)
     return unembed(arch, params, hidden), pool, load.tokens

@@ -93,7 +93,9 @@ def test_no_other_cut_is_nearer_to_equal_work(rows, linear) -> None:
     assert max(0, ends[-1] - 128) <= cut <= 128  # each half has room for its part
 
     def difference(at: int) -> float:
-        before = [min(max(at - int(s), 0), len(c.tokens)) for s, c in zip(batch.row_start, chunks, strict=False)]
+        before = [
+            min(max(at - int(s), 0), len(c.tokens)) for s, c in zip(batch.row_start, chunks, strict=False)
+        ]
         first = sum(work(n, c.start, linear) for n, c in zip(before, chunks, strict=True))
         return abs(2 * first - sum(work(len(c.tokens), c.start, linear) for c in chunks))
 
