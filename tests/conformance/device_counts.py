@@ -85,7 +85,7 @@ def start(case: Case) -> Any:
 
 def num_overflows(driver: Any, case: Case) -> int:
     """Launches in which some device got more rows than one round of all_to_all brings: further rounds ran."""
-    from runtime.experts.exchange import choose_capacity
+    from runtime.experts.exchange_spec import choose_capacity
     from runtime.schedule.plan import Phase
 
     slots, found = -(-(EXPERTS + case.redundant) // case.shards), 0

