@@ -46,10 +46,13 @@ class ExpertBalancing:
         mover: ExpertMover,
         decisions: DecisionLog,
         clock: Callable[[], float] = time.monotonic,
+        forget_prefixes: Callable[[], None] = lambda: None,
     ) -> None:
+        """forget_prefixes: clears the prefix cache, where KV of other experts than the router's choice may lie."""
         placement = mover.placement
         self.config = config
         self._mover, self._decisions, self._clock = mover, decisions, clock
+        self._forget_prefixes = forget_prefixes
         self._predictor = LoadPredictor(placement.num_layers, placement.num_experts)
         self._planning = ExpertPlanning()
         self._state = RebalanceState()
@@ -72,6 +75,21 @@ class ExpertBalancing:
         )
         self._row_s = PlanConfig().row_s
         self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
+
+    def configure(self, config: EngineConfig) -> None:
+        """Take over live fields: a lower strength of leaning holds from the next launch on, a higher one from the next window.
+
+        At 0 the router chooses alone again, and cached prefixes go: their KV may be of experts that it would not have chosen.
+        """
+        self.config = config
+        weight = config.batch_processing.expert_lean_between
+        if self._lean is None or 0 < weight >= np.abs(self._lean).max():
+            return
+        self._lean = np.clip(self._lean, -weight, weight)
+        self._mover.set_lean(self._lean)
+        if weight == 0:
+            self._lean = None
+            self._forget_prefixes()
 
     def on_step(
         self, expert_tokens: np.ndarray, device_rows: np.ndarray, num_steps: int, step_s: float
@@ -180,9 +198,6 @@ class ExpertBalancing:
             self._loads = self._predictor.predict().loads * a_step
             self._lean_more()
             self._window[:], self._window_rows[:], self._window_steps = 0, 0, 0
-        if self.config.batch_processing.expert_lean_between == 0 and self._lean is not None:
-            self._mover.set_lean(np.zeros_like(self._lean))
-            self._lean = None
         if self._is_ordered or self._planning.is_busy:
             return
         mover = self._mover

@@ -29,9 +29,13 @@ class Served:
         self.slots = SlotsInMemory(self.start)
         self.mover = ExpertMover(self.slots, self.start)
         self.decisions = DecisionLog(64)
+        self.num_forgotten = 0
         self.balancing = ExpertBalancing(
-            expert_config(**batch_processing), self.mover, self.decisions, lambda: self.now_s
+            expert_config(**batch_processing), self.mover, self.decisions, lambda: self.now_s, self._forget
         )
+
+    def _forget(self) -> None:
+        self.num_forgotten += 1
 
     def step(self, step_share: float | None = 0.1) -> None:
         rows = np.round(device_loads(self.mover.placement, TOKENS)).astype(np.int64)
@@ -102,7 +106,7 @@ def test_leaning_between_experts_is_off_unless_asked_for_and_taken_back_with_it(
     served = Served()
     served.step()
     assert not served.slots.lean.any()
-    on = served.balancing.config = expert_config(expert_lean_between=0.2)
+    served.balancing.configure(expert_config(expert_lean_between=0.2))
     sizes = []
     for _ in range(8):
         served.step()
@@ -110,11 +114,18 @@ def test_leaning_between_experts_is_off_unless_asked_for_and_taken_back_with_it(
     busy, idle = (getattr(device_loads(served.start, TOKENS)[0], f"arg{m}")() for m in ("max", "min"))
     by_device = served.slots.lean[0][served.start.device_experts[0]].mean(axis=1)
     assert by_device[busy] < 0 < by_device[idle]
-    assert 0 < sizes[0] < sizes[-1] <= on.batch_processing.expert_lean_between
-    served.balancing.config = expert_config()
-    served.now_s += 1
-    served.balancing.turn(served.now_s, None)  # no traffic is needed
+    assert 0 < sizes[0] < sizes[-1] <= 0.2
+    served.balancing.configure(expert_config(expert_lean_between=0.2))
+    assert np.abs(served.slots.lean).max() == sizes[-1]
+    served.balancing.configure(expert_config(expert_lean_between=0.01))
+    assert np.abs(served.slots.lean).max() == pytest.approx(0.01)  # at once, without a turn
+    assert served.num_forgotten == 0
+    served.balancing.configure(expert_config())
     assert not served.slots.lean.any()
+    assert served.num_forgotten == 1
+    served.balancing.configure(expert_config())
+    served.step()
+    assert served.num_forgotten == 1
 
 
 def test_an_order_that_does_not_fit_changes_nothing():
