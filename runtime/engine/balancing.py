@@ -18,7 +18,7 @@ from runtime.config import EngineConfig
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_planning import ExpertPlanning
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, Unavailable
 from runtime.experts.load_predictor import LoadPredictor
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan
@@ -139,7 +139,7 @@ class ExpertBalancing:
         if order.is_paused is not None:
             self._is_paused = order.is_paused
             if self._is_paused:
-                self._mover.drop()
+                self._pause(done)
         if order.rebalance is None:
             done.set_result(ExpertAnswer(self.status()))
 
@@ -169,6 +169,13 @@ class ExpertBalancing:
             alarm=self._state.alarm,
             overlap=mover.overlap,
         )
+
+    def _pause(self, done: Future[ExpertAnswer]) -> None:
+        """What was to move does not, but for what the order of this future asks itself."""
+        self._mover.drop()
+        self._is_ordered = False
+        stopped = Unavailable(f"{Reason.PAUSED}: moves were paused before the plan was made; nothing was moved")
+        self._planning.end_applies(stopped, but=done)
 
     @property
     def _shown_reason(self) -> str:

@@ -89,6 +89,25 @@ def test_an_order_is_planned_in_later_turns_and_nothing_moves_meanwhile():
     assert sum(applied.result().moves_by_layer) == applied.result().num_moves
 
 
+def test_a_pause_ends_what_was_ordered_before_it_and_only_that():
+    served = Served()
+    served.step()
+    applied, shown = served.order(rebalance="apply"), served.order(rebalance="plan")
+    assert served.order(is_paused=True).result(0).status.is_paused
+    with pytest.raises(Unavailable, match="^paused: "):
+        applied.result(0)
+    for _ in range(10):
+        served.step(step_share=0.9)
+    assert shown.result(0).num_moves > 0
+    assert (served.mover.num_applied, served.balancing.status().reason) == (0, "paused")
+    both = served.order(rebalance="apply", is_paused=True)  # this rebalance, and then nothing by itself
+    while not both.done():
+        served.step()
+    assert served.mover.num_waiting > 0
+    assert served.order(is_paused=True).result(0).status.waiting_moves == 0
+    assert served.balancing.status().reason == "paused"
+
+
 def test_a_placement_that_changed_ends_the_order_with_its_reason():
     served = Served()
     served.step()
