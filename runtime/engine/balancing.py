@@ -7,7 +7,7 @@ carried out the controller is not asked; while it is planned nothing moves, so t
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -28,6 +28,7 @@ from runtime.experts.rebalancing import (
     RebalanceObservation,
     RebalanceState,
     decide_rebalancing,
+    without_plan,
 )
 from runtime.experts.shares import imbalance, lean_between_experts
 
@@ -135,7 +136,7 @@ class ExpertBalancing:
                 )
             self._planning.add(order.rebalance == "apply", done, self._clock())
         if order.pinned_layers is not None:
-            self._pinned = frozenset(order.pinned_layers)
+            self._pin(frozenset(order.pinned_layers))
         if order.is_paused is not None:
             self._is_paused = order.is_paused
             if self._is_paused:
@@ -172,10 +173,33 @@ class ExpertBalancing:
 
     def _pause(self, done: Future[ExpertAnswer]) -> None:
         """What was to move does not, but for what the order of this future asks itself."""
-        self._mover.drop()
-        self._is_ordered = False
+        self._drop_plan(Reason.PAUSED)
         stopped = Unavailable(f"{Reason.PAUSED}: moves were paused before the plan was made; nothing was moved")
         self._planning.end_applies(stopped, but=done)
+
+    def _pin(self, layers: frozenset[int]) -> None:
+        """Moves of pinned layers that wait go; so does all of a plan of the controller's that has some, as it counts them."""
+        self._pinned = layers
+        if self._mover.drop_layers(layers) and not self._is_ordered:
+            self._drop_plan(Reason.CHANGED_UNDER_PLAN)
+        self._is_ordered &= self._mover.num_waiting > 0
+
+    def _drop_plan(self, reason: Reason) -> None:
+        """All that waits, and the controller's plan with it: it would wait for moves that never come."""
+        self._mover.drop()
+        self._is_ordered = False
+        now_s = self._clock()
+        self._state = without_plan(self._state, now_s)
+        self._tell(now_s, reason, 0, {})
+
+    def _tell(
+        self, now_s: float, reason: Reason, num_moves: int, inputs: Mapping[str, float | int | str | None]
+    ) -> None:
+        """Into the log of decisions, if the reason is another than before."""
+        if reason == self._reason:
+            return
+        applied, self._reason = self._mover.num_applied, reason.value
+        self._decisions.add(now_s, "expert_placement", applied, applied + num_moves, self._reason, inputs)
 
     @property
     def _shown_reason(self) -> str:
@@ -225,10 +249,7 @@ class ExpertBalancing:
             mover.add(choice.moves)
         if choice.shares is not None and self.config.batch_processing.expert_balance_weight > 0:
             mover.set_shares(choice.shares)
-        if choice.reason != self._reason:
-            previous, self._reason = mover.num_applied, choice.reason.value
-            value = mover.num_applied + len(choice.moves)
-            self._decisions.add(now_s, "expert_placement", previous, value, self._reason, choice.inputs)
+        self._tell(now_s, choice.reason, len(choice.moves), choice.inputs)
 
     def _lean_more(self) -> None:
         """A tenth of the way to the bias that this window asks for.

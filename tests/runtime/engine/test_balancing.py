@@ -108,6 +108,71 @@ def test_a_pause_ends_what_was_ordered_before_it_and_only_that():
     assert served.balancing.status().reason == "paused"
 
 
+def served_with_a_plan_under_way() -> Served:
+    served = Served()
+    while not served.mover.num_waiting:
+        served.step(step_share=0.9)
+    return served
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_pinned_layer_stays_from_then_on_and_the_plan_that_moved_it_is_made_anew(layer):
+    served = served_with_a_plan_under_way()
+    before = served.mover.placement.slot_experts[layer].tolist()
+    served.order(pinned_layers=(layer,)).result(0)
+    for _ in range(40):  # longer than the controller's heartbeat
+        served.step(step_share=0.9)
+    assert served.mover.placement.slot_experts[layer].tolist() == before
+    assert served.balancing.status().alarm is None
+    if layer:
+        assert served.mover.placement != served.start
+
+
+def test_an_ordered_rebalance_goes_on_without_the_layers_pinned_meanwhile():
+    served = Served()
+    served.step()
+    applied = served.order(rebalance="apply")
+    while not applied.done():
+        served.step()
+    by_layer = applied.result().moves_by_layer
+    served.order(pinned_layers=(2,)).result(0)
+    for _ in range(40):
+        served.step()
+    np.testing.assert_array_equal(served.mover.placement.slot_experts[2], served.start.slot_experts[2])
+    assert served.mover.num_applied == sum(by_layer[:2]) > 0
+    served.order(pinned_layers=()).result(0)
+    assert served.balancing.status().reason != "ordered"
+
+
+@pytest.mark.parametrize(
+    ("wish", "undone", "reason"),
+    [
+        ({"is_paused": True}, {"is_paused": False}, "paused"),
+        ({"pinned_layers": (0, 1, 2)}, {"pinned_layers": ()}, "changed_under_plan"),
+    ],
+)
+def test_what_is_stopped_and_allowed_again_at_once_leaves_no_plan_to_wait_for(wish, undone, reason):
+    """The controller never saw it: it would wait for dropped moves until an alarm."""
+    served = served_with_a_plan_under_way()
+    served.order(**wish).result(0)
+    assert (served.mover.num_waiting, served.balancing.status().reason) == (0, reason)
+    served.order(**undone).result(0)
+    for _ in range(20):
+        served.step(step_share=0.9)
+        assert served.balancing.status().alarm is None
+    assert served.decisions.counts["expert_placement", reason] == 1
+
+
+def test_nothing_of_a_plan_that_is_overdue_is_moved():
+    served = served_with_a_plan_under_way()
+    before = served.mover.placement
+    served.now_s += 100
+    served.balancing.turn(served.now_s, None)
+    assert served.balancing.status().reason == "overdue"
+    assert "overdue" in served.balancing.status().alarm
+    assert (served.mover.num_waiting, served.mover.placement) == (0, before)
+
+
 def test_a_placement_that_changed_ends_the_order_with_its_reason():
     served = Served()
     served.step()
