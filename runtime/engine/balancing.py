@@ -7,7 +7,7 @@ carried out the controller is not asked; while it is planned nothing moves, so t
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from runtime.config import EngineConfig
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_planning import ExpertPlanning
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, Unavailable
 from runtime.experts.load_predictor import LoadPredictor
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan
@@ -28,6 +28,7 @@ from runtime.experts.rebalancing import (
     RebalanceObservation,
     RebalanceState,
     decide_rebalancing,
+    without_plan,
 )
 from runtime.experts.shares import imbalance, lean_between_experts
 
@@ -46,10 +47,13 @@ class ExpertBalancing:
         mover: ExpertMover,
         decisions: DecisionLog,
         clock: Callable[[], float] = time.monotonic,
+        forget_prefixes: Callable[[], None] = lambda: None,
     ) -> None:
+        """forget_prefixes: clears the prefix cache, where KV of other experts than the router's choice may lie."""
         placement = mover.placement
         self.config = config
         self._mover, self._decisions, self._clock = mover, decisions, clock
+        self._forget_prefixes = forget_prefixes
         self._predictor = LoadPredictor(placement.num_layers, placement.num_experts)
         self._planning = ExpertPlanning()
         self._state = RebalanceState()
@@ -72,6 +76,21 @@ class ExpertBalancing:
         )
         self._row_s = PlanConfig().row_s
         self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
+
+    def configure(self, config: EngineConfig) -> None:
+        """Take over live fields: a lower strength of leaning holds from the next launch on, a higher one from the next window.
+
+        At 0 the router chooses alone again, and cached prefixes go: their KV may be of experts that it would not have chosen.
+        """
+        self.config = config
+        weight = config.batch_processing.expert_lean_between
+        if self._lean is None or 0 < weight >= np.abs(self._lean).max():
+            return
+        self._lean = np.clip(self._lean, -weight, weight)
+        self._mover.set_lean(self._lean)
+        if weight == 0:
+            self._lean = None
+            self._forget_prefixes()
 
     def on_step(
         self, expert_tokens: np.ndarray, device_rows: np.ndarray, num_steps: int, step_s: float
@@ -117,11 +136,11 @@ class ExpertBalancing:
                 )
             self._planning.add(order.rebalance == "apply", done, self._clock())
         if order.pinned_layers is not None:
-            self._pinned = frozenset(order.pinned_layers)
+            self._pin(frozenset(order.pinned_layers))
         if order.is_paused is not None:
             self._is_paused = order.is_paused
             if self._is_paused:
-                self._mover.drop()
+                self._pause(done)
         if order.rebalance is None:
             done.set_result(ExpertAnswer(self.status()))
 
@@ -152,6 +171,36 @@ class ExpertBalancing:
             overlap=mover.overlap,
         )
 
+    def _pause(self, done: Future[ExpertAnswer]) -> None:
+        """What was to move does not, but for what the order of this future asks itself."""
+        self._drop_plan(Reason.PAUSED)
+        stopped = Unavailable(f"{Reason.PAUSED}: moves were paused before the plan was made; nothing was moved")
+        self._planning.end_applies(stopped, but=done)
+
+    def _pin(self, layers: frozenset[int]) -> None:
+        """Moves of pinned layers that wait go; so does all of a plan of the controller's that has some, as it counts them."""
+        self._pinned = layers
+        if self._mover.drop_layers(layers) and not self._is_ordered:
+            self._drop_plan(Reason.CHANGED_UNDER_PLAN)
+        self._is_ordered &= self._mover.num_waiting > 0
+
+    def _drop_plan(self, reason: Reason) -> None:
+        """All that waits, and the controller's plan with it: it would wait for moves that never come."""
+        self._mover.drop()
+        self._is_ordered = False
+        now_s = self._clock()
+        self._state = without_plan(self._state, now_s)
+        self._tell(now_s, reason, 0, {})
+
+    def _tell(
+        self, now_s: float, reason: Reason, num_moves: int, inputs: Mapping[str, float | int | str | None]
+    ) -> None:
+        """Into the log of decisions, if the reason is another than before."""
+        if reason == self._reason:
+            return
+        applied, self._reason = self._mover.num_applied, reason.value
+        self._decisions.add(now_s, "expert_placement", applied, applied + num_moves, self._reason, inputs)
+
     @property
     def _shown_reason(self) -> str:
         if self._planning.is_busy:
@@ -180,9 +229,6 @@ class ExpertBalancing:
             self._loads = self._predictor.predict().loads * a_step
             self._lean_more()
             self._window[:], self._window_rows[:], self._window_steps = 0, 0, 0
-        if self.config.batch_processing.expert_lean_between == 0 and self._lean is not None:
-            self._mover.set_lean(np.zeros_like(self._lean))
-            self._lean = None
         if self._is_ordered or self._planning.is_busy:
             return
         mover = self._mover
@@ -203,10 +249,7 @@ class ExpertBalancing:
             mover.add(choice.moves)
         if choice.shares is not None and self.config.batch_processing.expert_balance_weight > 0:
             mover.set_shares(choice.shares)
-        if choice.reason != self._reason:
-            previous, self._reason = mover.num_applied, choice.reason.value
-            value = mover.num_applied + len(choice.moves)
-            self._decisions.add(now_s, "expert_placement", previous, value, self._reason, choice.inputs)
+        self._tell(now_s, choice.reason, len(choice.moves), choice.inputs)
 
     def _lean_more(self) -> None:
         """A tenth of the way to the bias that this window asks for.

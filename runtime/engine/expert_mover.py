@@ -5,7 +5,7 @@ the next launch reads the new table and the new weights, launches before it the 
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -56,6 +56,12 @@ class ExpertMover:
 
     def drop(self) -> None:
         self._waiting.clear()
+
+    def drop_layers(self, layers: Container[int]) -> int:
+        """Drop what waits for these layers, which no other layer's moves depend on; returns how many moves."""
+        before = len(self._waiting)
+        self._waiting = deque(move for move in self._waiting if move.layer not in layers)
+        return before - len(self._waiting)
 
     def turn(self, max_moves: int) -> int:
         """Between two launches: apply up to so many moves; returns how many."""

@@ -88,6 +88,13 @@ class ExpertPlanning:
         self._orders.popleft()
         return order, plan
 
+    def end_applies(self, error: Exception, but: Future[ExpertAnswer]) -> None:
+        """Orders that would move something end with the error, all but the one of this future; plans to show stay."""
+        ended = [o for o in self._orders if o.is_apply and o.done is not but]
+        self._orders = deque(o for o in self._orders if o not in ended)
+        for order in ended:
+            order.done.set_exception(error)
+
     def fail_all(self, error: Exception) -> None:
         """The engine ends: nobody waits in vain."""
         while self._orders:

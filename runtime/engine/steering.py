@@ -45,7 +45,10 @@ class Steering:
         residency: ResidencyShape | None = None,
     ) -> None:
         self.config = config
-        self.balancing = ExpertBalancing(config, mover, decisions, clock) if mover is not None else None
+        forget = scheduler.clear_prefix_cache
+        self.balancing = (
+            ExpertBalancing(config, mover, decisions, clock, forget) if mover is not None else None
+        )
         self.residency = (
             ExpertResidency(config, engine, residency, decisions, clock) if residency is not None else None
         )
@@ -165,7 +168,7 @@ class Steering:
     def _put_in_force(self, config: EngineConfig) -> None:
         self._looked_s = -math.inf
         if self.balancing is not None:
-            self.balancing.config = config
+            self.balancing.configure(config)
         if self.residency is not None:
             self.residency.config = config
         self._controller.set_config(config)

@@ -149,7 +149,7 @@ def _decide(
     if obs.placement.num_devices == 1:
         return RebalanceState(), (), Reason.ONE_DEVICE
     if obs.is_paused:
-        return replace(_dropped(state, now_s), is_active=False), (), Reason.PAUSED
+        return replace(without_plan(state, now_s), is_active=False), (), Reason.PAUSED
     is_stale = not now_s - obs.time_s <= config.stale_after_s
     if state.plan is not None:
         return _carry_on(state, state.plan, obs, config, now_s, is_stale)
@@ -184,7 +184,7 @@ def _carry_on(
     if applied > state.num_applied:
         state = replace(state, num_applied=applied, progress_s=now_s)
     if applied == len(plan.moves):
-        return replace(_dropped(state, now_s), alarm=None), (), Reason.FINISHED
+        return replace(without_plan(state, now_s), alarm=None), (), Reason.FINISHED
     late_s = now_s - state.started_s
     silent_s = now_s - state.progress_s
     if late_s > config.deadline_s or silent_s > config.heartbeat_s:
@@ -192,20 +192,21 @@ def _carry_on(
             f"rebalance plan overdue: {applied} of {len(plan.moves)} moves applied {late_s:.1f} s after its start "
             f"(deadline {config.deadline_s} s), none for {silent_s:.1f} s (heartbeat {config.heartbeat_s} s)"
         )
-        return replace(_dropped(state, now_s), alarm=alarm), (), Reason.OVERDUE
+        return replace(without_plan(state, now_s), alarm=alarm), (), Reason.OVERDUE
     if is_stale:
         return state, (), Reason.STALE
     if any(move.layer in obs.pinned_layers for move in plan.moves[applied:]):
-        return _dropped(state, now_s), (), Reason.CHANGED_UNDER_PLAN
+        return without_plan(state, now_s), (), Reason.CHANGED_UNDER_PLAN
     if applied < state.num_given:
         return state, (), Reason.WAITING
     given = plan.moves[applied : applied + config.moves_per_step]
     if not _can_apply(obs.placement, given[0]):
-        return _dropped(state, now_s), (), Reason.CHANGED_UNDER_PLAN
+        return without_plan(state, now_s), (), Reason.CHANGED_UNDER_PLAN
     return replace(state, num_given=applied + len(given)), given, Reason.MOVING
 
 
-def _dropped(state: RebalanceState, now_s: float) -> RebalanceState:
+def without_plan(state: RebalanceState, now_s: float) -> RebalanceState:
+    """The plan ended, for whoever has dropped its moves."""
     if state.plan is None:
         return state
     return replace(state, plan=None, num_given=0, num_applied=0, ended_s=now_s)

@@ -103,8 +103,8 @@ class Scheduler:
         self.pages.set_prefix_cache(enabled)
 
     def clear_prefix_cache(self) -> None:
-        """Forget cached prefixes, because weights or KV have changed under them."""
-        self.pages.prefix_cache.clear()
+        """Forget cached prefixes, because weights or KV have changed under them; running sequences offer theirs no more."""
+        self.pages.forget(self.sequences.values())
 
     def add(self, request: Request) -> Sequence:
         """Put a request in line. Raises ContextTooLong or InvalidRequest, and then keeps nothing."""

@@ -7,6 +7,8 @@ from runtime.cache.prefix_cache import PrefixCache, page_hash, root_hash
 from runtime.errors import InvalidRequest
 from runtime.schedule.sequence import Sequence
 
+NOTHING_TO_OFFER = 1 << 62  # leading pages of a sequence that count as offered: more than it ever has
+
 
 class SequencePages:
     """Owner of both caches on behalf of the scheduler."""
@@ -25,6 +27,14 @@ class SequencePages:
         self._is_enabled = enabled
         if not enabled:
             self.prefix_cache.clear()
+
+    def forget(self, holders: Iterable[Sequence]) -> None:
+        """Clear the cache, because weights or KV have changed under it. What the holders have computed, and what they will
+        compute from it, is offered to nobody; one that starts anew computes all of it and offers again."""
+        self.prefix_cache.clear()
+        for sequence in holders:
+            if sequence.page_ids:
+                sequence.num_offered_pages = NOTHING_TO_OFFER
 
     def num_pages(self, num_positions: int) -> int:
         return -(-num_positions // self.page_size)

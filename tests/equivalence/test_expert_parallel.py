@@ -6,6 +6,9 @@ Every count up to eight once; tests/conformance/device_counts.py has the cross p
 import numpy as np
 import pytest
 
+from runtime.adaptive.decision import DecisionLog
+from runtime.config import EngineConfig
+from runtime.engine.balancing import ExpertBalancing
 from runtime.errors import ModelLoadError
 from runtime.experts.placement import Move
 from runtime.ladder.late_compiles import monitor
@@ -105,7 +108,7 @@ def test_text_is_the_same_through_twenty_rebalances(four, expected) -> None:
         monitor.disarm()
 
 
-def test_leaning_acts_with_the_next_launch_and_is_taken_back_whole(four, expected) -> None:
+def test_leaning_acts_with_the_next_launch(four) -> None:
     """Scores are below 1, so this much keeps everything from expert 0; nothing is compiled for it."""
     lean = np.zeros((2, 8), np.float32)
     lean[:, 0] = -2
@@ -118,12 +121,37 @@ def test_leaning_acts_with_the_next_launch_and_is_taken_back_whole(four, expecte
         tokens = np.sum([collected.expert_tokens for _, collected in four.steps], axis=0)
         assert (tokens[:, 0] == 0).all()
         assert tokens.sum() > 0
-        four.mover.set_lean(np.zeros_like(lean))
-        four.scheduler.clear_prefix_cache()
-        assert four.run(batch("upright")) == expected["greedy"][:8]
         assert monitor.num_late == 0
     finally:
         monitor.disarm()
+        four.mover.set_lean(np.zeros_like(lean))
+        four.scheduler.clear_prefix_cache()
+
+
+def test_leaning_is_taken_back_at_once_and_whole(four, expected) -> None:
+    """What requests of before, and one that still runs, computed while it held is in nobody's prefix."""
+
+    def config(strength: float) -> EngineConfig:
+        batching = four.config.batch_processing.model_copy(update={"expert_lean_between": strength})
+        return four.config.model_copy(update={"batch_processing": batching})
+
+    forget = four.scheduler.clear_prefix_cache
+    balancing = ExpertBalancing(config(0.5), four.mover, DecisionLog(8), lambda: 0.0, forget)
+    tokens = np.ones((2, 8), np.int64)
+    tokens[:, 0] = 1000
+    rows = np.repeat([[1000, 2, 2, 3]], 2, axis=0)
+    for turn in range(1, 40):
+        balancing.on_step(tokens, rows, 1, 0.01)
+        balancing.turn(60.0 * turn, None)
+    forget()
+    leaning = four.run(batch("leaning-whole"))
+    running = four.scheduler.add(request("running", PROMPTS[0], max_tokens=40))
+    for _ in range(4):
+        four.turn()
+    assert running.finish_reason is None
+    balancing.configure(config(0.0))
+    assert four.run(batch("upright")) == expected["greedy"][:8] != leaning
+    assert four.run(batch("upright-again")) == expected["greedy"][:8]
 
 
 def test_an_order_for_another_placement_moves_nothing(four) -> None:

@@ -29,9 +29,13 @@ class Served:
         self.slots = SlotsInMemory(self.start)
         self.mover = ExpertMover(self.slots, self.start)
         self.decisions = DecisionLog(64)
+        self.num_forgotten = 0
         self.balancing = ExpertBalancing(
-            expert_config(**batch_processing), self.mover, self.decisions, lambda: self.now_s
+            expert_config(**batch_processing), self.mover, self.decisions, lambda: self.now_s, self._forget
         )
+
+    def _forget(self) -> None:
+        self.num_forgotten += 1
 
     def step(self, step_share: float | None = 0.1) -> None:
         rows = np.round(device_loads(self.mover.placement, TOKENS)).astype(np.int64)
@@ -85,6 +89,90 @@ def test_an_order_is_planned_in_later_turns_and_nothing_moves_meanwhile():
     assert sum(applied.result().moves_by_layer) == applied.result().num_moves
 
 
+def test_a_pause_ends_what_was_ordered_before_it_and_only_that():
+    served = Served()
+    served.step()
+    applied, shown = served.order(rebalance="apply"), served.order(rebalance="plan")
+    assert served.order(is_paused=True).result(0).status.is_paused
+    with pytest.raises(Unavailable, match="^paused: "):
+        applied.result(0)
+    for _ in range(10):
+        served.step(step_share=0.9)
+    assert shown.result(0).num_moves > 0
+    assert (served.mover.num_applied, served.balancing.status().reason) == (0, "paused")
+    both = served.order(rebalance="apply", is_paused=True)  # this rebalance, and then nothing by itself
+    while not both.done():
+        served.step()
+    assert served.mover.num_waiting > 0
+    assert served.order(is_paused=True).result(0).status.waiting_moves == 0
+    assert served.balancing.status().reason == "paused"
+
+
+def served_with_a_plan_under_way() -> Served:
+    served = Served()
+    while not served.mover.num_waiting:
+        served.step(step_share=0.9)
+    return served
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_pinned_layer_stays_from_then_on_and_the_plan_that_moved_it_is_made_anew(layer):
+    served = served_with_a_plan_under_way()
+    before = served.mover.placement.slot_experts[layer].tolist()
+    served.order(pinned_layers=(layer,)).result(0)
+    for _ in range(40):  # longer than the controller's heartbeat
+        served.step(step_share=0.9)
+    assert served.mover.placement.slot_experts[layer].tolist() == before
+    assert served.balancing.status().alarm is None
+    if layer:
+        assert served.mover.placement != served.start
+
+
+def test_an_ordered_rebalance_goes_on_without_the_layers_pinned_meanwhile():
+    served = Served()
+    served.step()
+    applied = served.order(rebalance="apply")
+    while not applied.done():
+        served.step()
+    by_layer = applied.result().moves_by_layer
+    served.order(pinned_layers=(2,)).result(0)
+    for _ in range(40):
+        served.step()
+    np.testing.assert_array_equal(served.mover.placement.slot_experts[2], served.start.slot_experts[2])
+    assert served.mover.num_applied == sum(by_layer[:2]) > 0
+    served.order(pinned_layers=()).result(0)
+    assert served.balancing.status().reason != "ordered"
+
+
+@pytest.mark.parametrize(
+    ("wish", "undone", "reason"),
+    [
+        ({"is_paused": True}, {"is_paused": False}, "paused"),
+        ({"pinned_layers": (0, 1, 2)}, {"pinned_layers": ()}, "changed_under_plan"),
+    ],
+)
+def test_what_is_stopped_and_allowed_again_at_once_leaves_no_plan_to_wait_for(wish, undone, reason):
+    """The controller never saw it: it would wait for dropped moves until an alarm."""
+    served = served_with_a_plan_under_way()
+    served.order(**wish).result(0)
+    assert (served.mover.num_waiting, served.balancing.status().reason) == (0, reason)
+    served.order(**undone).result(0)
+    for _ in range(20):
+        served.step(step_share=0.9)
+        assert served.balancing.status().alarm is None
+    assert served.decisions.counts["expert_placement", reason] == 1
+
+
+def test_nothing_of_a_plan_that_is_overdue_is_moved():
+    served = served_with_a_plan_under_way()
+    before = served.mover.placement
+    served.now_s += 100
+    served.balancing.turn(served.now_s, None)
+    assert served.balancing.status().reason == "overdue"
+    assert "overdue" in served.balancing.status().alarm
+    assert (served.mover.num_waiting, served.mover.placement) == (0, before)
+
+
 def test_a_placement_that_changed_ends_the_order_with_its_reason():
     served = Served()
     served.step()
@@ -102,7 +190,7 @@ def test_leaning_between_experts_is_off_unless_asked_for_and_taken_back_with_it(
     served = Served()
     served.step()
     assert not served.slots.lean.any()
-    on = served.balancing.config = expert_config(expert_lean_between=0.2)
+    served.balancing.configure(expert_config(expert_lean_between=0.2))
     sizes = []
     for _ in range(8):
         served.step()
@@ -110,11 +198,18 @@ def test_leaning_between_experts_is_off_unless_asked_for_and_taken_back_with_it(
     busy, idle = (getattr(device_loads(served.start, TOKENS)[0], f"arg{m}")() for m in ("max", "min"))
     by_device = served.slots.lean[0][served.start.device_experts[0]].mean(axis=1)
     assert by_device[busy] < 0 < by_device[idle]
-    assert 0 < sizes[0] < sizes[-1] <= on.batch_processing.expert_lean_between
-    served.balancing.config = expert_config()
-    served.now_s += 1
-    served.balancing.turn(served.now_s, None)  # no traffic is needed
+    assert 0 < sizes[0] < sizes[-1] <= 0.2
+    served.balancing.configure(expert_config(expert_lean_between=0.2))
+    assert np.abs(served.slots.lean).max() == sizes[-1]
+    served.balancing.configure(expert_config(expert_lean_between=0.01))
+    assert np.abs(served.slots.lean).max() == pytest.approx(0.01)  # at once, without a turn
+    assert served.num_forgotten == 0
+    served.balancing.configure(expert_config())
     assert not served.slots.lean.any()
+    assert served.num_forgotten == 1
+    served.balancing.configure(expert_config())
+    served.step()
+    assert served.num_forgotten == 1
 
 
 def test_an_order_that_does_not_fit_changes_nothing():
