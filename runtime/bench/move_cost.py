@@ -25,7 +25,7 @@ from runtime.request import Request, SamplingParams
 if TYPE_CHECKING:
     from runtime.engine.engine import CollectedStep
     from runtime.engine.expert_mover import ExpertMover
-    from runtime.engine.loop import Loaded
+    from runtime.engine.loaded import Loaded
 
 ROWS, PROMPT_LEN = 8, 16
 STRETCH = 50  # steps before moves begin or end
