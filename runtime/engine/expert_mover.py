@@ -14,7 +14,7 @@ import numpy as np
 from runtime.engine.engine import Engine
 from runtime.engine.expert_status import OverlapChoice
 from runtime.experts.copies import copies_table
-from runtime.experts.move_order import launches
+from runtime.experts.move_order import transfers
 from runtime.experts.placement import ExpertPlacement, Move, apply
 
 
@@ -74,7 +74,7 @@ class ExpertMover:
             self._waiting.clear()
             raise
         finally:
-            for layer, source in launches(fitting):
+            for layer, source in transfers(fitting):
                 self._engine.move_experts(layer, source)
             self.num_applied += len(fitting)
             self._set_layers(layers)
