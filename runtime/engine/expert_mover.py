@@ -24,7 +24,6 @@ class ExpertMover:
     def __init__(self, engine: Engine, placement: ExpertPlacement) -> None:
         self.placement = placement
         self.num_applied = 0  # since the start
-        self.num_replaced = 0  # orders that replaced moves still waiting
         self._engine = engine
         self._waiting: deque[Move] = deque()
         self._move_s: float | None = None
@@ -47,7 +46,6 @@ class ExpertMover:
 
     def order(self, moves: Iterable[Move]) -> None:
         """Moves to apply in this order; those that still wait are dropped, which is safe after any move."""
-        self.num_replaced += bool(self._waiting)
         self._waiting = deque(moves)
 
     def add(self, moves: Iterable[Move]) -> None:
