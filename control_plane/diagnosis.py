@@ -16,7 +16,7 @@ from runtime.engine.stats import EngineSnapshot, Histogram
 BUSY = 0.9  # the published signs of imbalance: some above 90 % busy
 IDLE_SHARE = 0.5  # and others below half of the busiest
 MIN_TOKENS_PER_EXPERT = 100  # fewer are uneven by chance: one standard deviation is a tenth
-BALANCE_STEP = 0.1  # a fifth of the range: routing is a model's answer, so it is leaned on gently
+BALANCE_STEP = 0.1  # a fifth of the range at a time: copies share rows less equally, no text changes
 PAGES_FULL = 0.95  # the next long prompt preempts somebody
 BATCH_CUT = 0.75  # rows, and about the pages they hold, that stay
 SWING_S = 0.2  # the published sign: p99 moves by more than 200 ms

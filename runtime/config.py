@@ -78,7 +78,12 @@ class BatchProcessingConfig(_Section):
     micro_batch_size: int = _live(16, "requests of one micro-batch", ge=1, le=4096)
     dynamic_batch_window: Duration = _live("50ms", "time between decisions of the micro-batch size")
     max_micro_batch_size: int = _live(32, "largest micro-batch", ge=1, le=4096)
-    expert_balance_weight: float = _live(0.0, "how far routing may lean to less loaded copies", ge=0, le=0.5)
+    expert_balance_weight: float = _live(
+        0.0,
+        "how unequally copies of an expert may share its rows, by the load of their devices; no text changes",
+        ge=0,
+        le=0.5,
+    )
     expert_lean_between: float = _live(
         0.0,
         "how far the choice of experts may lean to those on less loaded devices; above 0 the text changes",

@@ -8,6 +8,7 @@ from runtime.bench import (
     adaptive,
     dispatch_quality,
     experts,
+    lean_quality,
     limits,
     move_cost,
     offline,
@@ -32,6 +33,7 @@ COMMANDS = {
         move_cost,
         "p99 of decode steps with and without moves of experts, beside the time of the copies",
     ),
+    "lean": (lean_quality, "what leaning between experts costs in text quality and gains in balance"),
     "residency": (residency, "experts that sleep: hit rates by policy, and the engine with part resident"),
     "limits": (limits, "rates of memory reads and of matrix products here and now"),
 }

@@ -44,29 +44,29 @@ def lowest_top(loads: np.ndarray, num_devices: int, slots_per_device: int) -> np
     return low
 
 
-def lowest_pair(loads: np.ndarray, num_devices: int, is_exact: bool = False) -> np.ndarray:
+def lowest_pair(loads: np.ndarray, num_devices: int) -> np.ndarray:
     """float64 [L]: the same with two slots a device, closer than `lowest_top` and slower (a third of a second a layer).
 
     Two slots make a pair. Pairs of at most M exist if and only if no copy is above M and, for every t above M / 2, no more
     copies weigh t or more than weigh M - t or less, as each of the former needs one of the latter to itself. Both
     numbers are linear in (expert e has c copies), one variable for each e and c, so whether M can be held is an integer
     program; by bisection down to PAIR_TOLERANCE. That two copies of an expert may not share a device is left out,
-    which can only lower the bound. is_exact: False solves it in real numbers, where some more can be held: 0.1 % lower, ten
-    times faster.
+    which can only lower the bound. It is solved in real numbers, where some more can be held: 0.1 % lower than in whole
+    ones, ten times faster.
     """
     low = lowest_top(loads, num_devices, 2)
     for layer, of_experts in enumerate(loads):
         top = low[layer] * (1 + PAIR_RANGE)
         while top > low[layer] * (1 + PAIR_TOLERANCE):
             middle = (low[layer] + top) / 2
-            if _can_hold(of_experts, middle, num_devices, is_exact):
+            if _can_hold(of_experts, middle, num_devices):
                 top = middle
             else:
                 low[layer] = middle
     return low
 
 
-def _can_hold(loads: np.ndarray, limit: float, num_devices: int, is_exact: bool) -> bool:
+def _can_hold(loads: np.ndarray, limit: float, num_devices: int) -> bool:
     """Whether pairs of at most `limit` exist, or may exist where the solver gave up, for loads [E]."""
     needed = np.maximum(np.ceil(loads / limit - ROUNDING), 1).astype(int)
     num_left = 2 * num_devices - int(needed.sum())
@@ -82,7 +82,6 @@ def _can_hold(loads: np.ndarray, limit: float, num_devices: int, is_exact: bool)
     one_each = coo_array((np.ones(len(expert)), (expert, np.arange(len(expert)))), (len(loads), len(expert)))
     found = milp(
         np.zeros(len(expert)),
-        integrality=np.full(len(expert), int(is_exact)),
         bounds=Bounds(0, 1),
         constraints=[
             LinearConstraint(one_each, 1, 1),

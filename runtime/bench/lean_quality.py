@@ -1,4 +1,4 @@
-"""What leaning between experts costs in text quality and gains in balance: `python -m runtime.bench.lean_quality FILE`.
+"""What leaning between experts costs in text quality and gains in balance.
 
 Scores windows of a text file with the embedded model, its experts on virtual devices, once for each strength of
 `batch_processing.expert_lean_between`. The bias follows the loads as it does in a server, from what was counted so far; the
@@ -6,11 +6,8 @@ windows before the scored ones are there for it to settle. No expert moves and n
 """
 
 import argparse
-import itertools
-import json
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.bench.report import machine_stamp, print_table
+from runtime.bench.running import DEMO_MODEL
 
 if TYPE_CHECKING:
-    from runtime.engine.loop import Loaded
+    from runtime.engine.loaded import Loaded
 
 WINDOW = 256  # tokens
 SETTLING, SCORED = 48, 80  # windows
@@ -31,11 +29,13 @@ STRENGTHS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 @dataclass(frozen=True)
 class LeanScore:
     """perplexity: per token. other_token_first: share of positions whose most probable token is another than without leaning.
-    imbalance: (max - mean) / mean of the devices' rows over the scored windows, mean over layers. critical_rows: of the busiest
-    device, summed over layers and launches, over the mean device's: what a launch waits for."""
+    launches: those after the settling tokens, of which both figures of rows are. imbalance: (max - mean) / mean of the devices'
+    rows over these launches, mean over layers. critical_rows: of the busiest device, summed over layers and launches, over the
+    mean device's: what a launch waits for."""
 
     strength: float
     tokens: int
+    launches: int
     perplexity: float
     other_token_first: float
     imbalance: float
@@ -44,16 +44,16 @@ class LeanScore:
 
 def compare(tokens: Sequence[int], strengths: Sequence[float], num_devices: int) -> list[LeanScore]:
     """One row a strength, the first of which is 0. Needs so many devices: set XLA_FLAGS before JAX starts."""
-    from runtime.engine.build import EMBEDDED_MODEL, load_engine  # noqa: PLC0415 - brings JAX, which must see its flags first
+    from runtime.engine.build import load_engine  # noqa: PLC0415 - brings JAX, which must see its flags first
     from runtime.model.architecture import load_architecture  # noqa: PLC0415
 
     windows = [tuple(tokens[i * WINDOW : (i + 1) * WINDOW]) for i in range(SETTLING + SCORED)]
     config = lean_config(0.0, num_devices)
-    loaded = load_engine(config, EMBEDDED_MODEL, load_architecture(EMBEDDED_MODEL), (), WINDOW + 16)
+    loaded = load_engine(config, DEMO_MODEL, load_architecture(DEMO_MODEL), (), WINDOW + 16)
     found: list[LeanScore] = []
     plain: list[int] = []
     for strength in strengths:
-        scores, rows = _score(loaded, windows, strength, num_devices)
+        scores, rows = score(loaded, windows, SETTLING, strength, num_devices)
         first = [best for _, best in scores]
         plain = plain or first
         found.append(LeanScore(strength, **summarise(scores, plain, rows)))
@@ -65,6 +65,7 @@ def summarise(scores: Sequence[tuple[float, int]], plain: Sequence[int], rows: n
     by_device = rows.sum(axis=0)
     return {
         "tokens": len(scores),
+        "launches": len(rows),
         "perplexity": round(math.exp(-sum(value for value, _ in scores) / len(scores)), 4),
         "other_token_first": round(
             sum(best != other for (_, best), other in zip(scores, plain, strict=True)) / len(scores), 5
@@ -92,100 +93,96 @@ def lean_config(strength: float, num_devices: int) -> Any:
     )
 
 
-def _score(
-    loaded: "Loaded", windows: Sequence[tuple[int, ...]], strength: float, num_devices: int
+def score(
+    loaded: "Loaded",
+    windows: Sequence[tuple[int, ...]],
+    num_settling: int,
+    strength: float,
+    num_devices: int,
 ) -> tuple[list[tuple[float, int]], np.ndarray]:
-    """Scores of the scored windows' tokens in order, and rows [launches, L, D] of these windows."""
+    """Scores of the tokens of all windows but the first `num_settling`, in order, and rows [launches, L, D] of the launches
+    after those that computed as many tokens as the first windows have."""
     from runtime.adaptive.decision import DecisionLog  # noqa: PLC0415 - JAX, as above
     from runtime.bench.expert_skew import drive  # noqa: PLC0415
     from runtime.engine.balancing import ExpertBalancing  # noqa: PLC0415
     from runtime.request import Request, SamplingParams  # noqa: PLC0415
 
     assert loaded.mover is not None
-    launches = itertools.count()
-    now = [0.0]  # a second of the balancing's clock is a launch
+    rows: list[np.ndarray] = []  # one entry a launch, which is a second of the balancing's clock
+    num_tokens: list[int] = []  # of each launch
     balancing = ExpertBalancing(
-        lean_config(strength, num_devices), loaded.mover, DecisionLog(16), lambda: now[0]
+        lean_config(strength, num_devices), loaded.mover, DecisionLog(16), lambda: float(len(rows))
     )
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
     requests = [Request(f"{strength}-{i}", window, params) for i, window in enumerate(windows)]
     by_request: dict[str, list[tuple[float, int]]] = {}
-    rows: list[np.ndarray] = []
-    num_settled = 0
-    for collected in drive(loaded, requests, between=lambda: balancing.turn(now[0], None)):
-        now[0] = float(next(launches))
+    for collected in drive(loaded, requests, between=lambda: balancing.turn(float(len(rows)), None)):
         balancing.on_step(collected.expert_tokens, collected.device_rows, 1, 0.1)
+        rows.append(collected.device_rows)
+        num_tokens.append(sum(len(scores.logprobs) for scores in collected.prompt_logprobs.values()))
         for name, scores in collected.prompt_logprobs.items():
             by_request.setdefault(name, []).extend(
                 (lp.logprob or 0.0, lp.top[0][0]) for lp in scores.logprobs
             )
-        num_settled += len(collected.prompt_logprobs)
-        if num_settled > SETTLING:
-            rows.append(collected.device_rows)
     if strength > 0:
         loaded.mover.set_lean(
             np.zeros((loaded.mover.placement.num_layers, loaded.mover.placement.num_experts), np.float32)
         )
-    scored = [score for request in requests[SETTLING:] for score in by_request[request.request_id]]
-    return scored, np.array(rows)
+    # The first token of a window has no score.
+    first = num_launches(num_tokens, sum(len(window) - 1 for window in windows[:num_settling]))
+    scored = [pair for request in requests[num_settling:] for pair in by_request[request.request_id]]
+    return scored, np.array(rows[first:])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m runtime.bench.lean_quality")
-    parser.add_argument("file", type=Path, help="UTF-8 text that the model has not seen")
+def num_launches(tokens: Sequence[int], num_needed: int) -> int:
+    """How many launches, of so many tokens each, it takes until `num_needed` tokens are computed."""
+    return int(np.searchsorted(np.cumsum([0, *tokens]), num_needed))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", type=Path, required=True, help="UTF-8 text that the model has not seen")
     parser.add_argument("--devices", type=int, choices=(2, 4, 8), default=8, help="default %(default)s")
     parser.add_argument("--strengths", help="comma-separated, in [0, 0.5]; 0 is always there")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
-    strengths = STRENGTHS if args.strengths is None else read_strengths(args.strengths, parser)
-    os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={args.devices}"
-    )
-    from runtime.engine.build import EMBEDDED_MODEL  # noqa: PLC0415 - JAX, as above
-    from runtime.engine.tokenizer import HFTokenizer  # noqa: PLC0415
 
-    try:
-        tokens = HFTokenizer(EMBEDDED_MODEL).encode(args.file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        parser.error(f"{args.file}: {error}")
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    strengths = STRENGTHS if args.strengths is None else read_strengths(args.strengths)
+    flag = f"--xla_force_host_platform_device_count={args.devices}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    from runtime.engine.tokenizer import HFTokenizer  # noqa: PLC0415 - JAX, as above
+
+    tokens = HFTokenizer(DEMO_MODEL).encode(args.text.read_text(encoding="utf-8"))
     needed = WINDOW * (SETTLING + SCORED)
     if len(tokens) < needed:
-        parser.error(f"{args.file} has {len(tokens)} tokens, {needed} are needed")
+        raise ValueError(f"--text {args.text.name} has {len(tokens)} tokens, {needed} are needed")
     found = compare(tokens, strengths, args.devices)
     print_table(
-        f"Leaning between experts, embedded model on {args.devices} virtual devices",
+        f"Leaning between experts, embedded model on {args.devices} virtual devices, {found[0].launches} launches",
         ("strength", "perplexity", "another token first", "imbalance", "rows of the busiest device"),
         [
             (s.strength, s.perplexity, f"{100 * s.other_token_first:.2f} %", s.imbalance, s.critical_rows)
             for s in found
         ],
     )
-    if args.json:
-        result = {
-            "machine": machine_stamp(),
-            "settings": {
-                "devices": args.devices,
-                "window_tokens": WINDOW,
-                "settling_windows": SETTLING,
-                "scored_windows": SCORED,
-                "not_run_on_a_gpu": True,
-            },
-            "strengths": [asdict(score) for score in found],
-        }
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return {
+        "machine": machine_stamp(),
+        "settings": {
+            "devices": args.devices,
+            "window_tokens": WINDOW,
+            "settling_windows": SETTLING,
+            "scored_windows": SCORED,
+            "not_run_on_a_gpu": True,
+        },
+        "strengths": [asdict(row) for row in found],
+    }
 
 
-def read_strengths(text: str, parser: argparse.ArgumentParser) -> tuple[float, ...]:
-    """Rising, 0 first. Ends the program with a message for what is no strength."""
+def read_strengths(text: str) -> tuple[float, ...]:
+    """Rising, 0 first. ValueError for what is no strength."""
     try:
         values = {float(part) for part in text.split(",")}
     except ValueError:
-        parser.error(f"--strengths must be numbers with commas between, not {text!r}")
+        raise ValueError(f"--strengths must be numbers with commas between, not {text!r}") from None
     if not all(0 <= value <= 0.5 for value in values) or len(values) > 32:
-        parser.error(f"--strengths must be at most 32 numbers in [0, 0.5], not {text!r}")
+        raise ValueError(f"--strengths must be at most 32 numbers in [0, 0.5], not {text!r}")
     return tuple(sorted(values | {0.0}))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

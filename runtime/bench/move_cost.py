@@ -6,6 +6,7 @@ machine's cores, so times are of this machine only; both kinds of steps are.
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import time
@@ -18,6 +19,7 @@ from runtime.bench.expert_skew import drive
 from runtime.bench.report import machine_stamp, percentile, print_table, spread_percent
 from runtime.bench.running import DEMO_MODEL
 from runtime.config import parse_config
+from runtime.experts.move_order import transfers
 from runtime.experts.moves import plan_moves, relabel
 from runtime.experts.placement import ExpertPlacement, Move
 from runtime.request import Request, SamplingParams
@@ -25,7 +27,7 @@ from runtime.request import Request, SamplingParams
 if TYPE_CHECKING:
     from runtime.engine.engine import CollectedStep
     from runtime.engine.expert_mover import ExpertMover
-    from runtime.engine.loop import Loaded
+    from runtime.engine.loaded import Loaded
 
 ROWS, PROMPT_LEN = 8, 16
 STRETCH = 50  # steps before moves begin or end
@@ -68,17 +70,18 @@ class Stretches:
 
     def __init__(self, mover: "ExpertMover", moves: Sequence[Move], moves_per_step: int, top_k: int) -> None:
         mover.order(moves)
-        self._mover, self._moves_per_step = mover, moves_per_step
+        self._mover, self._moves, self._moves_per_step = mover, moves, moves_per_step
         self._full = ROWS * top_k * mover.placement.num_layers  # (row, expert) pairs of a full decode step
         self._last_s: float | None = None
         self.num_full = 0
         self.times_s: dict[bool, list[float]] = {False: [], True: []}
         self.turns_s: list[float] = []  # the host's part of the moves of one step
+        self._turns: list[int] = []  # moves that each turn made
 
     def before_launch(self) -> None:
         if self._are_moving:
             start = time.perf_counter()
-            self._mover.turn(self._moves_per_step)
+            self._turns.append(self._mover.turn(self._moves_per_step))
             self.turns_s.append(time.perf_counter() - start)
 
     def after_read(self, collected: "CollectedStep") -> None:
@@ -93,6 +96,11 @@ class Stretches:
         """The times since the last call."""
         times, self.times_s = self.times_s, {False: [], True: []}
         return times
+
+    @property
+    def transfers_per_step(self) -> float:
+        """Transfers that a step with moves paid, on average: two moves of a layer are one."""
+        return num_transfers(self._moves, self._turns) / len(self._turns)
 
     @property
     def _are_moving(self) -> bool:
@@ -126,7 +134,7 @@ def measure(num_devices: int, moves_per_step: int, repeats: int, stretches: int)
         "plan_ms": round(1e3 * statistics.median(plans_s), 3),
         "host_turn_ms": round(1e3 * statistics.median(steps.turns_s), 3),
         "moves_alone_ms": round(1e3 * statistics.median(alone_s), 3),
-    } | figures(rounds, copies_s, moves_per_step)
+    } | figures(rounds, copies_s, steps.transfers_per_step)
 
 
 def _turn_alone(loaded: "Loaded", moves_per_step: int) -> float:
@@ -140,9 +148,11 @@ def _turn_alone(loaded: "Loaded", moves_per_step: int) -> float:
 
 
 def figures(
-    rounds: Sequence[dict[bool, list[float]]], copies_s: Sequence[float], moves_per_step: int
+    rounds: Sequence[dict[bool, list[float]]], copies_s: Sequence[float], transfers_per_step: float
 ) -> dict[str, Any]:
     """p99 of a step in each repeat, without and with moves, beside what the copies of a step take.
+
+    copies_s: measured, of one transfer each. transfers_per_step: in a step with moves.
 
     is_met: the median of the differences is at most the measured time of the copies of one step.
     """
@@ -150,7 +160,7 @@ def figures(
         moved: [1e3 * (percentile(times[moved], 99) or 0.0) for times in rounds] for moved in (False, True)
     }
     excess = [a - b for a, b in zip(p99[True], p99[False], strict=True)]
-    copy_ms = 1e3 * moves_per_step * statistics.median(copies_s)
+    copy_ms = 1e3 * transfers_per_step * statistics.median(copies_s)
     result: dict[str, Any] = {}
     for moved, name in ((False, "without"), (True, "with")):
         times = [1e3 * t for repeat in rounds for t in repeat[moved]]
@@ -162,12 +172,22 @@ def figures(
             f"p99_{name}_each_ms": [round(v, 3) for v in p99[moved]],
         }
     return result | {
+        "transfers_per_step": round(transfers_per_step, 3),
         "copy_ms": round(copy_ms, 3),
         "p99_excess_ms": round(statistics.median(excess), 3),
         "p99_excess_each_ms": [round(v, 3) for v in excess],
         "median_excess_ms": round(result["median_with_ms"] - result["median_without_ms"], 3),
+        "repeats_met": sum(each <= copy_ms for each in excess),
         "is_met": statistics.median(excess) <= copy_ms,
     }
+
+
+def num_transfers(moves: Sequence[Move], turns: Sequence[int]) -> int:
+    """Transfers that turns of so many moves each, from the first on, are made of."""
+    ends = list(itertools.accumulate(turns))
+    return sum(
+        sum(1 for _ in transfers(moves[end - turn : end])) for turn, end in zip(turns, ends, strict=True)
+    )
 
 
 def plan_chain(start: ExpertPlacement, num_moves: int) -> tuple[list[Move], list[float]]:

@@ -55,7 +55,7 @@ class ScorePrompt:
 
 @dataclass(frozen=True, slots=True)
 class MoveWeights:
-    """Copy experts of a layer into other slots: (to_slot, from_slot) of each, [SLOTS_A_LAUNCH, 2], -1 for none."""
+    """Copy experts of a layer into other slots: (to_slot, from_slot) of each, [SLOTS_A_TRANSFER, 2], -1 for none."""
 
     layer: int
     order: np.ndarray

@@ -247,7 +247,7 @@ class Engine:
         return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows, asleep)
 
     def move_experts(self, layer: int, source: Mapping[int, int]) -> None:
-        """Copy experts' weights in place, as `move_order.launches` says; tables of copies are `set_copies`'s business."""
+        """Copy experts' weights in place, as `move_order.transfers` says; tables of copies are `set_copies`'s business."""
         self._do(MoveWeights(layer, order_of(source)))
 
     def change_slots(self, command: WakeWeights | SetSlots) -> None:

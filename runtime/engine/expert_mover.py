@@ -14,7 +14,7 @@ import numpy as np
 from runtime.engine.engine import Engine
 from runtime.engine.expert_status import OverlapChoice
 from runtime.experts.copies import copies_table
-from runtime.experts.move_order import launches
+from runtime.experts.move_order import transfers
 from runtime.experts.placement import ExpertPlacement, Move, apply
 
 
@@ -24,7 +24,6 @@ class ExpertMover:
     def __init__(self, engine: Engine, placement: ExpertPlacement) -> None:
         self.placement = placement
         self.num_applied = 0  # since the start
-        self.num_replaced = 0  # orders that replaced moves still waiting
         self._engine = engine
         self._waiting: deque[Move] = deque()
         self._move_s: float | None = None
@@ -47,7 +46,6 @@ class ExpertMover:
 
     def order(self, moves: Iterable[Move]) -> None:
         """Moves to apply in this order; those that still wait are dropped, which is safe after any move."""
-        self.num_replaced += bool(self._waiting)
         self._waiting = deque(moves)
 
     def add(self, moves: Iterable[Move]) -> None:
@@ -80,7 +78,7 @@ class ExpertMover:
             self._waiting.clear()
             raise
         finally:
-            for layer, source in launches(fitting):
+            for layer, source in transfers(fitting):
                 self._engine.move_experts(layer, source)
             self.num_applied += len(fitting)
             self._set_layers(layers)

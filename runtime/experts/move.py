@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from runtime.experts.move_order import SLOTS_A_LAUNCH
+from runtime.experts.move_order import SLOTS_A_TRANSFER
 
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
@@ -26,12 +26,12 @@ def move_experts(
     is_here = (order >= 0) & (places >= 0) & (places < slots)
     places = jnp.clip(places, 0, slots - 1)
     bits = [lax.bitcast_convert_type(w[places[:, 1]], _UNSIGNED[w.dtype.itemsize]) for w in weights]
-    flat = jnp.concatenate([b.reshape(SLOTS_A_LAUNCH, -1) for b in bits], axis=1)
+    flat = jnp.concatenate([b.reshape(SLOTS_A_TRANSFER, -1) for b in bits], axis=1)
     flat = lax.psum(jnp.where(is_here[:, 1:], flat, 0), axis)
 
     def write(w: Array, part: Array) -> Array:
         values = lax.bitcast_convert_type(part.reshape(-1, *w.shape[1:]), w.dtype)
-        for nth in range(SLOTS_A_LAUNCH):
+        for nth in range(SLOTS_A_TRANSFER):
             place = places[nth, 0]
             value = jnp.where(is_here[nth, 0], values[nth], w[place])
             w = lax.dynamic_update_index_in_dim(w, value, place, 0)

@@ -1,4 +1,4 @@
-"""Moves in a row as launches: which slots a launch writes, and where each one's weights lie before it. Imports no JAX."""
+"""Moves in a row as transfers: which slots a transfer writes, and where each one's weights lie before it. Imports no JAX."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -6,18 +6,18 @@ import numpy as np
 
 from runtime.experts.placement import Move
 
-SLOTS_A_LAUNCH = 2  # two copies, or one exchange
+SLOTS_A_TRANSFER = 2  # two copies, or one exchange
 
 
-def launches(moves: Iterable[Move]) -> Iterator[tuple[int, dict[int, int]]]:
-    """(layer, {slot: where its new weights lie before the launch}), in order; a launch reads all before it writes.
+def transfers(moves: Iterable[Move]) -> Iterator[tuple[int, dict[int, int]]]:
+    """(layer, {slot: where its new weights lie before the transfer}), in order; a transfer reads all before it writes.
 
-    Slot 5 gets what 2 has, then 7 what 5 has by then: one launch {5: 2, 7: 2}.
+    Slot 5 gets what 2 has, then 7 what 5 has by then: one transfer {5: 2, 7: 2}.
     """
     layer, source = -1, dict[int, int]()
     for move in moves:
         written = {move.to_slot, move.from_slot} if move.is_exchange else {move.to_slot}
-        if move.layer != layer or len(source.keys() | written) > SLOTS_A_LAUNCH:
+        if move.layer != layer or len(source.keys() | written) > SLOTS_A_TRANSFER:
             if source:
                 yield layer, source
             layer, source = move.layer, {}
@@ -30,7 +30,7 @@ def launches(moves: Iterable[Move]) -> Iterator[tuple[int, dict[int, int]]]:
 
 
 def order_of(source: Mapping[int, int]) -> np.ndarray:
-    """int32 [SLOTS_A_LAUNCH, 2] as the compiled move takes it: (to_slot, from_slot), -1 where there is none."""
-    order = np.full((SLOTS_A_LAUNCH, 2), -1, np.int32)
+    """int32 [SLOTS_A_TRANSFER, 2] as the compiled move takes it: (to_slot, from_slot), -1 where there is none."""
+    order = np.full((SLOTS_A_TRANSFER, 2), -1, np.int32)
     order[: len(source)] = list(source.items())
     return order

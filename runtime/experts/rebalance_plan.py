@@ -11,6 +11,7 @@ import numpy as np
 
 from runtime.experts.balancer import SlotShape, balance, checked_loads
 from runtime.experts.improvement import Improvement, improve
+from runtime.experts.move_order import transfers
 from runtime.experts.moves import plan_moves
 from runtime.experts.placement import ExpertPlacement, Move
 from runtime.experts.shares import device_loads, imbalance, slot_shares
@@ -20,8 +21,8 @@ from runtime.experts.shares import device_loads, imbalance, slot_shares
 class PlanConfig:
     """What a plan reckons with.
 
-    row_s: seconds that one more row on the heaviest device makes a layer longer. move_s: seconds that one move adds to
-    the steps it is made in, the price of a move. plan_life_steps: how long a placement is expected to stay right.
+    row_s: seconds that one more row on the heaviest device makes a layer longer. move_s: seconds that one transfer
+    (a move, or two of a layer) adds to the steps it is made in: what a move costs at most. plan_life_steps: how long a placement is expected to stay right.
     balance_weight: expert_balance_weight, in [0, 0.5]. confidence: standard errors of the load estimate that count as
     load when a new placement hands out copies. max_moves: of one plan. max_rounds: changes a layer in one plan.
     num_nodes, num_groups: more than one keeps groups of experts on their nodes.
@@ -67,8 +68,8 @@ class PlanConfig:
 @dataclass(frozen=True, eq=False)
 class RebalancePlan:
     """moves: in an order that can be served through. imbalance_before, imbalance_after: float64 [L], of the loads the
-    plan was made for. saved_rows: off the heaviest devices, summed over layers, a step. cost_s: all moves; saving_s:
-    over the plan's life."""
+    plan was made for. saved_rows: off the heaviest devices, summed over layers, a step. cost_s: all transfers, if no
+    step's limit parts two moves of a layer; saving_s: over the plan's life."""
 
     moves: tuple[Move, ...]
     imbalance_before: np.ndarray
@@ -206,13 +207,13 @@ def _priced(
 ) -> RebalancePlan:
     """With loads of devices [L, D] before and after the moves."""
     saved = float((was.max(axis=1) - becomes.max(axis=1)).sum())
-    num_copied = sum(2 if move.is_exchange else 1 for move in moves)
+    num_transfers = sum(1 for _ in transfers(moves))
     return RebalancePlan(
         moves,
         imbalance(was),
         imbalance(becomes),
         saved,
-        num_copied * config.move_s,
+        num_transfers * config.move_s,
         saved * config.row_s * config.plan_life_steps,
     )
 

@@ -20,7 +20,7 @@ from runtime.config import ParallelConfig
 from runtime.experts.exchange_spec import Exchange, choose_capacity
 from runtime.experts.layer import ExpertLoad
 from runtime.experts.move import move_experts
-from runtime.experts.move_order import SLOTS_A_LAUNCH
+from runtime.experts.move_order import SLOTS_A_TRANSFER
 from runtime.experts.weights import MoEParams
 from runtime.experts.wire import FP8
 from runtime.ladder.batch import packed_len
@@ -106,7 +106,7 @@ class MeshSteps:
         experts, cut = next((a.ffn, p.ffn) for a, p in pairs if isinstance(a.ffn, MoEParams))
         weights = (cut.w_gate_up, cut.w_down)
         run = self._wrap(partial(move_experts, axis=EXPERT_AXIS), (*weights, EVERYWHERE), weights)
-        order = jax.ShapeDtypeStruct((SLOTS_A_LAUNCH, 2), jnp.int32)
+        order = jax.ShapeDtypeStruct((SLOTS_A_TRANSFER, 2), jnp.int32)
         return jax.jit(run, donate_argnums=(0, 1)).lower(experts.w_gate_up, experts.w_down, order)
 
     @property

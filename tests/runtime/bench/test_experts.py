@@ -30,6 +30,9 @@ def test_the_command_writes_every_figure(tmp_path, monkeypatch):
     assert result["imbalance_ep8_over_oracle"] <= 0.10
     assert 0 <= result["imbalance_ep144_pairs"]["own_loads"]["plan_above_bound"] <= 0.01
     assert result["plan"]["same_device_duplicates_published"] > 0
+    for row in result["held_out"]:  # judged as the engine forecasts: without traffic keys
+        below = result["predicted_below_last_window_by"][str(row["windows_in_a_row"])]
+        assert below == pytest.approx(row["last_window"] - row["predicted"], abs=1e-4)
 
 
 def test_rows_of_an_engine_must_be_whole(tmp_path):

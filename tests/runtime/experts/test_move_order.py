@@ -1,10 +1,10 @@
-"""Launches carry out what the moves say, one after another, in fewer steps."""
+"""Transfers carry out what the moves say, one after another, in fewer steps."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.experts.move_order import SLOTS_A_LAUNCH, launches, order_of
+from runtime.experts.move_order import SLOTS_A_TRANSFER, order_of, transfers
 from runtime.experts.placement import Move
 
 SLOTS = st.integers(0, 5)
@@ -12,7 +12,7 @@ MOVES = st.lists(st.builds(Move, st.integers(0, 1), SLOTS, st.just(0), SLOTS, st
 
 
 @given(MOVES)
-def test_launches_leave_what_the_moves_leave(moves: list[Move]) -> None:
+def test_transfers_leave_what_the_moves_leave(moves: list[Move]) -> None:
     one_by_one = np.arange(12).reshape(2, 6)
     for move in moves:
         row = one_by_one[move.layer]
@@ -21,8 +21,8 @@ def test_launches_leave_what_the_moves_leave(moves: list[Move]) -> None:
         if move.is_exchange:
             row[move.from_slot] = displaced
     launched = np.arange(12).reshape(2, 6)
-    for layer, source in launches(moves):
-        assert 1 <= len(source) <= SLOTS_A_LAUNCH
+    for layer, source in transfers(moves):
+        assert 1 <= len(source) <= SLOTS_A_TRANSFER
         before = launched[layer].copy()
         for to_slot, from_slot in order_of(source):
             if to_slot >= 0:
@@ -30,7 +30,7 @@ def test_launches_leave_what_the_moves_leave(moves: list[Move]) -> None:
     assert launched.tolist() == one_by_one.tolist()
 
 
-def test_two_copies_in_a_layer_are_one_launch() -> None:
-    found = list(launches([Move(3, 5, 0, 2), Move(3, 7, 0, 5), Move(4, 1, 0, 2), Move(4, 3, 0, 4, True)]))
+def test_two_copies_in_a_layer_are_one_transfer() -> None:
+    found = list(transfers([Move(3, 5, 0, 2), Move(3, 7, 0, 5), Move(4, 1, 0, 2), Move(4, 3, 0, 4, True)]))
     assert found == [(3, {5: 2, 7: 2}), (4, {1: 2}), (4, {3: 4, 4: 3})]
     assert order_of({1: 2}).tolist() == [[1, 2], [-1, -1]]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from runtime.experts.balancer import SlotShape, balance
 from runtime.experts.placement import ExpertPlacement, apply
+from runtime.experts.move_order import transfers
 from runtime.experts.rebalance_plan import PlanAnew, PlanConfig, plan_anew, plan_improvement
 from runtime.experts.shares import device_loads, imbalance, slot_shares
 from tests.runtime.experts.expert_cases import zipf
@@ -38,10 +39,17 @@ def test_a_plan_keeps_its_word(seed, weight, move_s, max_moves, make):
     np.testing.assert_allclose(plan.imbalance_before, imbalance(tables[0]))
     np.testing.assert_allclose(plan.imbalance_after, imbalance(tables[1]))
     np.testing.assert_allclose(plan.saved_rows, (tables[0].max(1) - tables[1].max(1)).sum(), atol=1e-6)
+    assert plan.cost_s == pytest.approx(move_s * len(list(transfers(plan.moves))))
     if make is plan_improvement:
         assert len(plan.moves) <= max_moves
     elif plan.moves:
         assert plan.saving_s > plan.cost_s
+
+
+def test_two_copies_in_a_layer_cost_what_one_does():
+    plan, price = plan_anew(START, LOADS, PlanConfig()), PlanConfig().move_s
+    num_copied = sum(2 if move.is_exchange else 1 for move in plan.moves)
+    assert num_copied / 2 * price <= plan.cost_s < len(plan.moves) * price
 
 
 def test_what_costs_more_than_it_saves_is_not_planned():
