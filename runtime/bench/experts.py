@@ -220,8 +220,7 @@ def _figures(
     }
     shift = shifts[1]
     beats = {  # from counts alone, as the engine forecasts: it has no traffic keys
-        str(row["windows_in_a_row"]): round(row["last_window"] - row["predicted"], 4)
-        for row in held
+        str(row["windows_in_a_row"]): round(row["last_window"] - row["predicted"], 4) for row in held
     }
     figures = {
         "imbalance_ep8_over_oracle": over["predicted_leaning"],

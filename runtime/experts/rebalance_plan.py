@@ -22,7 +22,8 @@ class PlanConfig:
     """What a plan reckons with.
 
     row_s: seconds that one more row on the heaviest device makes a layer longer. move_s: seconds that one transfer
-    (a move, or two of a layer) adds to the steps it is made in: what a move costs at most. plan_life_steps: how long a placement is expected to stay right.
+    (a move, or two of a layer) adds to the steps it is made in: what a move costs at most. plan_life_steps: how long a
+    placement is expected to stay right.
     balance_weight: expert_balance_weight, in [0, 0.5]. confidence: standard errors of the load estimate that count as
     load when a new placement hands out copies. max_moves: of one plan. max_rounds: changes a layer in one plan.
     num_nodes, num_groups: more than one keeps groups of experts on their nodes.

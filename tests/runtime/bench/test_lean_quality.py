@@ -44,9 +44,7 @@ def test_balance_is_judged_after_the_settling_tokens_not_after_as_many_chunks(tm
     assert (rows.sum(axis=(0, 2)) == 2 * 32 * TOP_K).all()  # of these windows alone
 
 
-@pytest.mark.parametrize(
-    ("needed", "launches"), [(0, 0), (1, 1), (3, 1), (4, 3), (10, 4)]
-)
+@pytest.mark.parametrize(("needed", "launches"), [(0, 0), (1, 1), (3, 1), (4, 3), (10, 4)])
 def test_launches_are_counted_by_tokens(needed, launches):
     assert num_launches([3, 0, 5, 2], needed) == launches
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.experts.balancer import SlotShape, balance
-from runtime.experts.placement import ExpertPlacement, apply
 from runtime.experts.move_order import transfers
+from runtime.experts.placement import ExpertPlacement, apply
 from runtime.experts.rebalance_plan import PlanAnew, PlanConfig, plan_anew, plan_improvement
 from runtime.experts.shares import device_loads, imbalance, slot_shares
 from tests.runtime.experts.expert_cases import zipf
