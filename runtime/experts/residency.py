@@ -13,6 +13,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 
 HALF_LIFE_STEPS = 16.0
+LONGEST_GAP_S = 1.0  # between two launches of one stretch of traffic; what is longer was a pause
 
 
 class AsleepColumn(IntEnum):
@@ -35,9 +36,10 @@ class ResidencyReason(StrEnum):
 
 @dataclass(frozen=True)
 class ResidencySettings:
-    """sleep_after_s: traffic for so long without an expert frees its slot. max_swaps: weights copied by one decision.
+    """sleep_after_s: seconds of traffic, pauses left out, after which an unused expert loses its slot.
 
-    wake_margin: by how much of its victim's score an asleep expert must be ahead of it. Raises ValueError.
+    max_swaps: weights copied by one decision. wake_margin: by how much of its victim's score an asleep expert must be ahead of
+    it. Raises ValueError.
     """
 
     sleep_after_s: float = 600.0
@@ -96,8 +98,9 @@ class Residency:
         self.slot_of_expert[:, :num_slots] = self.expert_of_slot
         self._decay = 0.5 ** (1 / half_life_steps)
         self._score = np.zeros((num_layers, num_experts))
-        self._used_s = np.full((num_layers, num_experts), start_s)
-        self._traffic_s = start_s  # when traffic was seen last; an idle server puts nothing to sleep
+        self._seen_s = start_s  # when traffic was seen last
+        self._traffic_s = 0.0  # of traffic so far, pauses left out: nothing falls asleep by a pause, nor just after it
+        self._used_s = np.zeros((num_layers, num_experts))  # that clock when the expert was wanted last
         self._is_new = False  # whether something was seen since the last decision
 
     @property
@@ -105,14 +108,15 @@ class Residency:
         return int((self.expert_of_slot >= 0).sum())
 
     def observe(self, tokens: np.ndarray, num_steps: int, now_s: float) -> None:
-        """A launch was read: tokens [L, E] of all its steps."""
+        """A launch was read: tokens [L, E] of all its steps. Since the one before, LONGEST_GAP_S of traffic at most passed."""
         num_steps = max(1, num_steps)
         self._score *= self._decay**num_steps
         self._score += np.minimum(tokens, num_steps)  # steps that wanted the expert, at most
         self._score += tokens / np.maximum(tokens.max(axis=1, keepdims=True), 1)
-        self._used_s[tokens > 0] = now_s
         if tokens.any():
-            self._traffic_s, self._is_new = now_s, True
+            self._traffic_s += min(now_s - self._seen_s, LONGEST_GAP_S)
+            self._seen_s, self._is_new = now_s, True
+            self._used_s[tokens > 0] = self._traffic_s
 
     def decide(self, settings: ResidencySettings) -> ResidencyChange:
         """Free the slots of what was long unused, then let the most wanted asleep experts in. The tables change at once:

@@ -119,14 +119,19 @@ def test_many_rows_of_one_step_count_little_and_steps_of_a_burst_each() -> None:
 def test_what_nobody_wants_falls_asleep_while_others_work_and_wakes_without_a_margin() -> None:
     residency = make()
     sleepy = ResidencySettings(sleep_after_s=10.0, max_swaps=4, wake_margin=16.0)
-    residency.observe(tokens(0, 1), 1, 5.0)
-    assert residency.decide(sleepy).slept == ()
-    residency.observe(tokens(0), 1, 11.0)
-    assert residency.decide(sleepy).slept == ((0, 2), (1, 2))
-    residency.observe(tokens(0), 1, 15.5)
-    assert residency.decide(sleepy).slept == ((0, 1), (1, 1))
+
+    def work(until_s: int, *wanted: int) -> tuple[tuple[int, int], ...]:
+        slept = ()
+        for now_s in range(int(residency._seen_s) + 1, until_s + 1):
+            residency.observe(tokens(*wanted), 1, float(now_s))
+            slept += residency.decide(sleepy).slept
+        return slept
+
+    assert work(5, 0, 1) == ()
+    assert work(11, 0) == ((0, 2), (1, 2))
+    assert work(16, 0) == ((0, 1), (1, 1))
     assert residency.num_resident == LAYERS
-    residency.observe(tokens(0, 7), 1, 16.0)
+    residency.observe(tokens(0, 7), 1, 17.0)
     change = residency.decide(sleepy)
     assert {(w.layer, w.expert, w.evicted) for w in change.wakes} == {(0, 7, None), (1, 7, None)}
     assert residency.num_resident == 2 * LAYERS
@@ -138,6 +143,15 @@ def test_an_idle_server_puts_nothing_to_sleep() -> None:
     residency.decide(NEVER_SLEEP)
     residency.observe(tokens(), 1, 1e6)  # a warm-up, or a launch of padding
     assert residency.decide(ResidencySettings(sleep_after_s=10.0)).slept == ()
+    assert residency.num_resident == LAYERS * SLOTS
+
+
+def test_the_first_step_after_a_pause_puts_nothing_to_sleep() -> None:
+    """A pause is no traffic that experts went without: before the start, after it, and again."""
+    residency = make()
+    for now_s in (3600.0, 3600.1, 7200.0, 1e6):
+        residency.observe(tokens(0), 1, now_s)
+        assert residency.decide(ResidencySettings(sleep_after_s=10.0)).slept == ()
     assert residency.num_resident == LAYERS * SLOTS
 
 
