@@ -1,4 +1,4 @@
-"""What hosts tell each other before they work together: versions, model, configuration; and where they differ. No JAX.
+"""What hosts tell each other before they work together: versions, flags, model, configuration; and where they differ. No JAX.
 
 The steps of all hosts must be the same programs on the same shapes, or their collectives would not meet. Restart fields
 of the sections that shape them are compared; fields that change while serving are taken from host 0.
@@ -12,8 +12,9 @@ from typing import Any
 from runtime.config import EngineConfig, parse_config
 from runtime.engine.change import ChangeKind
 from runtime.engine.reconfigure import kind_of, with_restart_fields_of
+from runtime.xla_flags import shared_flags
 
-PROTOCOL = 1
+PROTOCOL = 2
 SHAPING = ("model", "parallel", "kv_cache", "ladder", "batch_processing")
 OWN = frozenset(  # of each host
     {
@@ -30,9 +31,10 @@ MAX_HEADER_BYTES = 100 << 20
 
 
 def make_greeting(config: EngineConfig, folder: Path) -> dict[str, Any]:
-    """By name: all that must be the same on every host."""
+    """By name: all that must be the same on every host. After set_xla_flags."""
     shared: dict[str, Any] = {"protocol": PROTOCOL, "jax": version("jax"), "jaxlib": version("jaxlib")}
     shared["model (its files)"] = fingerprint(folder)
+    shared |= {f"XLA_FLAGS {name}": value for name, value in shared_flags().items()}
     for section, fields in config.model_dump(mode="json", include=set(SHAPING)).items():
         for name, value in fields.items():
             path = f"{section}.{name}"
