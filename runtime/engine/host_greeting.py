@@ -11,6 +11,7 @@ from typing import Any
 
 from runtime.config import EngineConfig, parse_config
 from runtime.engine.change import ChangeKind
+from runtime.engine.host_frames import printable
 from runtime.engine.reconfigure import kind_of, with_restart_fields_of
 from runtime.xla_flags import shared_flags
 
@@ -49,7 +50,8 @@ def differences(mine: dict[str, Any], theirs: Any, their_id: int) -> str:
         return f"host {their_id} sent no greeting"
     names = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     shown = [
-        f"{str(name)[:80]} is {str(mine.get(name))[:80]} on host 0, {str(theirs.get(name))[:80]} on host {their_id}"
+        f"{printable(name, 80)} is {printable(mine.get(name), 80)} on host 0, "
+        f"{printable(theirs.get(name), 80)} on host {their_id}"
         for name in names[:MAX_SHOWN]
     ]
     return "; ".join(shown) + (f"; and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
