@@ -257,9 +257,12 @@ class EngineService:
 
 
 def _failure(snapshot: EngineSnapshot) -> str:
-    """For everybody; only the loss of a host is told in full, other errors may hold what is nobody's business."""
-    is_lost = any(host.state == "gone" for host in snapshot.hosts)
-    return f"The engine has failed: {snapshot.error}." if is_lost else "The engine has failed."
+    """For everybody: a lost host is named; the engine's own error may hold what is nobody's business."""
+    lost = next((host for host in snapshot.hosts if host.state == "gone"), None)
+    if lost is None:
+        return "The engine has failed."
+    name = f"host {lost.host_id} of {len(snapshot.hosts)} ({lost.address})"
+    return f"The engine has failed: {name} is gone: {lost.reason}."
 
 
 def _queue_wait_s(snapshot: EngineSnapshot) -> float | None:

@@ -7,6 +7,7 @@ import os
 import re
 
 DOT_MERGER = "--xla_gpu_dot_merger_threshold_mb"
+OF_A_HOST = ("--xla_force_host_platform_device_count", "--xla_dump_")
 
 WANTED = {
     # Full vectors on CPUs that have AVX-512: 15 % less processor time in products of few rows (docs/moe_on_cpu.md).
@@ -23,6 +24,12 @@ def set_xla_flags() -> None:
     missing = [f"{name}={value}" for name, value in WANTED.items() if name not in present]
     if missing:
         os.environ["XLA_FLAGS"] = " ".join([present, *missing]).strip()
+
+
+def shared_flags() -> dict[str, str]:
+    """Flags by name that all hosts of an engine must have alike: all but the number of devices and what is dumped where."""
+    pairs = (flag.partition("=") for flag in os.environ.get("XLA_FLAGS", "").split())
+    return {name: value for name, _, value in pairs if not name.startswith(OF_A_HOST)}
 
 
 def check_overlap_flags() -> None:

@@ -201,7 +201,10 @@ def load_devices(
     """This host's part of the arrays, and the first compiles ordered."""
     with monitor.expected_compiles():
         # Settled before anything is traced: the native backend may have to be compiled first.
-        log.info("products: %s", choose_backend(tuple(IMPLEMENTATIONS)).reason)
+        backend = choose_backend(tuple(IMPLEMENTATIONS))
+        log.info("products: %s", backend.reason)
+        if hosts is not None:
+            check_same_backend(backend.name, hosts)
         enable_persistent_cache(config.ladder.cache_dir)
         dtype = jnp.bfloat16 if config.model.dtype == "bf16" else jnp.float32
         mesh = make_device_mesh(config.parallel, arch)
@@ -234,6 +237,19 @@ def load_devices(
     residency = resident and residency_shape(arch, specs, resident)
     work = DeviceWork(compiler, state, mesh)
     return LoadedDevices(work, shape, ladder, placement, num_pages, residency)
+
+
+def check_same_backend(name: str, hosts: OtherHosts) -> None:
+    """Raises ModelLoadError, on all hosts, where they would compute their products with different kernels."""
+    names = sorted(IMPLEMENTATIONS)
+    own = names.index(name)
+    first, last = hosts.smallest(own), -hosts.smallest(-own)
+    if first != last:
+        raise ModelLoadError(
+            f"parallel.hosts: products are computed by {names[first]} on one host and by {names[last]} on another; this one "
+            f"has {name} (MOE_LADDER_DISABLE_BACKENDS switches one off)",
+            param="parallel.hosts",
+        )
 
 
 def _shard_shape(config: EngineConfig, ladder: BucketLadder, max_context: int, num_shards: int) -> StepShape:

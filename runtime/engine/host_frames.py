@@ -44,10 +44,13 @@ def body_len(header: bytes, max_bytes: int) -> int:
     return length
 
 
-def from_body(body: bytes) -> list[Any]:
-    """The message. Raises BadFrame for anything but a list that begins with a text."""
+def from_body(body: bytes, takes_arrays: bool = True) -> list[Any]:
+    """The message. Raises BadFrame for anything but a list that begins with a text.
+
+    takes_arrays: False where arrays and buckets are refused too.
+    """
     try:
-        message = msgpack.unpackb(body, ext_hook=_shorten, strict_map_key=True)
+        message = msgpack.unpackb(body, ext_hook=_shorten if takes_arrays else _refuse, strict_map_key=True)
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, RecursionError) as error:
         raise BadFrame(f"bytes that are no message: {str(error)[:120]}") from None
     if not isinstance(message, list) or not message or not isinstance(message[0], str):
@@ -81,6 +84,15 @@ def _shorten(code: int, data: bytes) -> Any:
             raise ValueError("a bucket whose sizes are no sizes")
         return Bucket(Phase(phase), tokens, rows, ExchangeKind(exchange), num_halves)
     raise ValueError(f"extension {code} is not known")
+
+
+def _refuse(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension {code} is not expected here")
+
+
+def printable(text: object, limit: int) -> str:
+    """What another process sent, as part of one line of a log."""
+    return "".join(c if c.isprintable() else "?" for c in str(text)[:limit])
 
 
 def _array(data: bytes) -> np.ndarray:

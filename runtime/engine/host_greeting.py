@@ -1,4 +1,4 @@
-"""What hosts tell each other before they work together: versions, model, configuration; and where they differ. No JAX.
+"""What hosts tell each other before they work together: versions, flags, model, configuration; and where they differ. No JAX.
 
 The steps of all hosts must be the same programs on the same shapes, or their collectives would not meet. Restart fields
 of the sections that shape them are compared; fields that change while serving are taken from host 0.
@@ -11,9 +11,11 @@ from typing import Any
 
 from runtime.config import EngineConfig, parse_config
 from runtime.engine.change import ChangeKind
+from runtime.engine.host_frames import printable
 from runtime.engine.reconfigure import kind_of, with_restart_fields_of
+from runtime.xla_flags import shared_flags
 
-PROTOCOL = 1
+PROTOCOL = 2
 SHAPING = ("model", "parallel", "kv_cache", "ladder", "batch_processing")
 OWN = frozenset(  # of each host
     {
@@ -30,9 +32,10 @@ MAX_HEADER_BYTES = 100 << 20
 
 
 def make_greeting(config: EngineConfig, folder: Path) -> dict[str, Any]:
-    """By name: all that must be the same on every host."""
+    """By name: all that must be the same on every host. After set_xla_flags."""
     shared: dict[str, Any] = {"protocol": PROTOCOL, "jax": version("jax"), "jaxlib": version("jaxlib")}
     shared["model (its files)"] = fingerprint(folder)
+    shared |= {f"XLA_FLAGS {name}": value for name, value in shared_flags().items()}
     for section, fields in config.model_dump(mode="json", include=set(SHAPING)).items():
         for name, value in fields.items():
             path = f"{section}.{name}"
@@ -47,7 +50,8 @@ def differences(mine: dict[str, Any], theirs: Any, their_id: int) -> str:
         return f"host {their_id} sent no greeting"
     names = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     shown = [
-        f"{str(name)[:80]} is {str(mine.get(name))[:80]} on host 0, {str(theirs.get(name))[:80]} on host {their_id}"
+        f"{printable(name, 80)} is {printable(mine.get(name), 80)} on host 0, "
+        f"{printable(theirs.get(name), 80)} on host {their_id}"
         for name in names[:MAX_SHOWN]
     ]
     return "; ".join(shown) + (f"; and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")

@@ -1,6 +1,7 @@
 """The service: admission, deadlines, failing engines, slow consumers, streams that end with an error."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from control_plane import streams
 from control_plane.call import MAX_PENDING_EVENTS, Call
 from control_plane.errors import EngineFault
 from control_plane.service import EngineService
+from runtime.engine.host_status import HostStatus
 from runtime.request import FinishReason, Request, TokenEvent
 from tests.control_plane.conftest import in_process, make_config, wait_until
 from tests.control_plane.fake_engine import FakeEngine
@@ -180,3 +182,14 @@ async def test_probes_stay_quick_under_load() -> None:
         assert asyncio.get_running_loop().time() - start < 0.5
         assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
     engine.shutdown()
+
+
+def test_everybody_reads_which_host_is_gone_and_nobody_reads_what_it_said() -> None:
+    hosts = (
+        HostStatus(0, "10.0.0.1:9801", "up", detail="secret"),
+        HostStatus(1, "10.0.0.2:40112", "gone", 1.0, "it has failed", "secret"),
+    )
+    lost = FakeEngine().snapshot()
+    text = service_module._failure(replace(lost, hosts=hosts, error="secret"))
+    assert text == "The engine has failed: host 1 of 2 (10.0.0.2:40112) is gone: it has failed."
+    assert service_module._failure(replace(lost, hosts=hosts[:1], error="secret")) == "The engine has failed."

@@ -15,6 +15,7 @@ from runtime.config import load_config
 from runtime.engine.follower import main
 from runtime.engine.host_greeting import make_greeting, shaping_sections
 from runtime.engine.leader import Leader
+from runtime.xla_flags import set_xla_flags
 from tests.runtime.engine.two_hosts import MODEL, ROOT, SECTIONS, free_ports
 
 
@@ -31,7 +32,10 @@ def config(tmp_path) -> Path:
     return tmp_path / "hosts.yaml"
 
 
-def test_a_follower_ends_when_its_leader_does(config) -> None:
+def test_a_follower_ends_when_its_leader_does(config, monkeypatch) -> None:
+    given = os.environ["XLA_FLAGS"]
+    monkeypatch.setenv("XLA_FLAGS", given)
+    set_xla_flags()  # as the leader does: the follower is taken in only if it does too
     lead = load_config(config)
     leader = Leader(lead.parallel, make_greeting(lead, config.parent), shaping_sections(lead))
     gathering = threading.Thread(target=leader.gather)
@@ -39,7 +43,7 @@ def test_a_follower_ends_when_its_leader_does(config) -> None:
     follower = subprocess.Popen(
         [sys.executable, "-m", "runtime.engine.follower", "--config", str(config), "--host-id", "1"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": given},
         stderr=subprocess.PIPE,
     )
     try:

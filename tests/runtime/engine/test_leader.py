@@ -32,7 +32,7 @@ def config(host_id: int, num: int = 3, port: int = 0, **parallel: Any):
         "hosts": num,
         "host_id": host_id,
         "coordinator": f"127.0.0.1:{port or 9}",
-        "host_timeout": "1s",
+        "host_timeout": "30s",
         "host_start_timeout": "5s",
     }
     return parse_config({"parallel": wishes | parallel})
@@ -55,15 +55,15 @@ class Cluster:
 
 
 @contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster(**parallel: Any) -> Iterator[Cluster]:
     (port,) = free_ports(1)
-    lead = config(0, port=port)
+    lead = config(0, port=port, **parallel)
     found = Cluster(Leader(lead.parallel, GREETING, shaping_sections(lead)))
     found.leader.on_gone(found.troubles.append)
     gathering = threading.Thread(target=found.leader.gather)
     gathering.start()
     for host in (2, 1):
-        channel, _ = dial(config(host, port=port), GREETING)
+        channel, _ = dial(config(host, port=port, **parallel), GREETING)
         found.links[host] = LeaderLink(channel, lambda *end, host=host: found.ends.update({host: end}))
     gathering.join(5)
     assert not gathering.is_alive()
@@ -112,7 +112,7 @@ def test_a_closed_connection_is_noticed_at_once_and_the_others_are_told() -> Non
         start = time.monotonic()
         c.links[2]._channel.close()
         c.wait(lambda: c.troubles)
-        assert time.monotonic() - start < 0.9  # not by silence
+        assert time.monotonic() - start < 20  # not by silence
         assert "host 2 of 3 (127.0.0.1:" in c.troubles[0]
         assert "is gone: connection closed" in c.troubles[0]
         c.wait(lambda: 1 in c.ends)
@@ -126,13 +126,13 @@ def test_a_closed_connection_is_noticed_at_once_and_the_others_are_told() -> Non
 
 
 def test_silence_is_noticed_and_a_busy_host_is_not_silent() -> None:
-    with cluster() as c:
-        time.sleep(1.3)  # more than the timeout: nobody has anything to say, all beat
+    with cluster(host_timeout="2s") as c:
+        time.sleep(2.2)  # more than the timeout: nobody has anything to say, all beat
         assert not c.troubles
         assert not c.ends
         c.links[1]._channel._is_closed.set()  # its beats end, its connection does not
         c.wait(lambda: c.troubles)
-        assert c.troubles[0].endswith("is gone: silent for 1 s")
+        assert c.troubles[0].endswith("is gone: silent for 2 s")
 
 
 def test_the_leaders_end_is_noticed() -> None:
@@ -145,20 +145,49 @@ def test_the_leaders_end_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "text"),
+    ("sent", "reason", "detail"),
     [
-        (HEADER.pack(1 << 30), "it sent a frame of 1073741824 bytes"),
-        (HEADER.pack(3) + b"abc", "it sent"),
-        (to_frame(["obey", 1]), "it sent 'obey', which is not known"),
-        (to_frame(["number", "many"]), "it sent 'number', which is not known"),
-        (to_frame(["failed", "no memory"]), "it failed: no memory"),
+        (HEADER.pack(1 << 30), "it sent what is no message", "a frame of 1073741824 bytes"),
+        (HEADER.pack(3) + b"abc", "it sent what is no message", ""),
+        (to_frame(["number", ORDER]), "it sent what is no message", "extension 1 is not expected here"),
+        (to_frame(["obey\n", 1]), "it sent what is not known", "obey?"),
+        (to_frame(["number", "many"]), "it sent what is not known", "number"),
+        (to_frame(["failed", "no memory\nat /home/me"]), "it has failed", "no memory?at /home/me"),
     ],
 )
-def test_a_follower_that_says_nonsense_is_gone(sent, text) -> None:
+def test_a_follower_that_says_nonsense_is_gone_and_its_words_are_for_operators(sent, reason, detail) -> None:
     with cluster() as c:
         c.links[1]._channel.send_frame(sent)
         c.wait(lambda: c.troubles)
-        assert text in c.troubles[0]
+        assert c.troubles[0].endswith(f"is gone: {reason}")
+        status = c.leader.status()[1]
+        assert (status.state, status.reason) == ("gone", reason)
+        assert detail in status.detail
+
+
+def test_this_hosts_own_error_is_for_operators() -> None:
+    with cluster() as c:
+        c.leader.give_up("XlaRuntimeError: at /home/me")
+        assert c.troubles == ["host 0 of 3 has failed"]
+        assert c.leader.status()[0].detail == "XlaRuntimeError: at /home/me"
+        c.wait(lambda: len(c.ends) == 2)
+
+
+def test_the_others_are_told_even_if_telling_this_process_fails() -> None:
+    with cluster() as c:
+        c.leader.on_gone(lambda trouble: [][1])
+        with pytest.raises(IndexError):
+            c.leader._lose(2, HostGone("silent"))
+        c.wait(lambda: 1 in c.ends)
+        assert "host 2 of 3" in c.ends[1][1]
+
+
+def test_the_end_does_not_wait_for_a_host_that_takes_nothing() -> None:
+    with cluster(host_timeout="60s") as c, c.leader._channels[2]._sending:
+        start = time.monotonic()
+        c.leader.close("the test ends")
+        assert time.monotonic() - start < 5
+        c.wait(lambda: c.ends.get(1) == (0, "host 0 has ended: the test ends"))
 
 
 def test_wrong_hosts_are_refused_by_name_and_the_missing_one_is_named() -> None:
