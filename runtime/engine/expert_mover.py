@@ -24,7 +24,9 @@ class ExpertMover:
     def __init__(self, engine: Engine, placement: ExpertPlacement) -> None:
         self.placement = placement
         self.num_applied = 0  # since the start
-        self.shares_of: Callable[[int, ExpertPlacement], np.ndarray] | None = None  # of a layer moved; None: equal
+        self.shares_of: Callable[[int, ExpertPlacement], np.ndarray] | None = (
+            None  # of a layer moved; None: equal
+        )
         self.num_replaced = 0  # orders that replaced moves still waiting
         self._engine = engine
         self._waiting: deque[Move] = deque()
