@@ -16,7 +16,9 @@ class ExpertsConfig(Section):
     prefetch_experts: int = restart(
         0, "asleep experts that a layer fetches ahead for the next one, at most", ge=0, le=8
     )
-    sleep_after: Duration = live("10min", "so much traffic without an expert, pauses left out, frees its slot", gt=0)
+    sleep_after: Duration = live(
+        "10min", "so much traffic without an expert, pauses left out, frees its slot", gt=0
+    )
     swaps_per_step: int = live(4, "experts woken between two steps at most", ge=0, le=1024)
     wake_margin: float = live(
         0.1,

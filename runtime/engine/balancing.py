@@ -30,12 +30,18 @@ from runtime.experts.rebalancing import (
     decide_rebalancing,
     without_plan,
 )
-from runtime.experts.shares import imbalance, lean_between_experts
+from runtime.experts.shares import copy_shares, imbalance, lean_between_experts, slot_shares
 
 log = logging.getLogger(__name__)
 
 SMOOTHING = 0.2  # weight of the newest step's rows
 LEAN_STEP = 0.1  # of the way to the bias that a window asks for
+
+
+def hour_of_day() -> float:
+    """Of the local clock, in [0, 24)."""
+    now = time.localtime()
+    return now.tm_hour + now.tm_min / 60
 
 
 class ExpertBalancing:
@@ -48,12 +54,13 @@ class ExpertBalancing:
         decisions: DecisionLog,
         clock: Callable[[], float] = time.monotonic,
         forget_prefixes: Callable[[], None] = lambda: None,
+        hour: Callable[[], float] = hour_of_day,
     ) -> None:
         """forget_prefixes: clears the prefix cache, where KV of other experts than the router's choice may lie."""
         placement = mover.placement
         self.config = config
         self._mover, self._decisions, self._clock = mover, decisions, clock
-        self._forget_prefixes = forget_prefixes
+        self._forget_prefixes, self._hour = forget_prefixes, hour
         self._predictor = LoadPredictor(placement.num_layers, placement.num_experts)
         self._planning = ExpertPlanning()
         self._state = RebalanceState()
@@ -70,6 +77,7 @@ class ExpertBalancing:
         )
         self._rows = np.zeros((placement.num_layers, placement.num_devices), np.int64)  # since the start
         self._loads: np.ndarray | None = None  # rows of each expert in a step, forecast
+        self._uncertainty: np.ndarray | None = None  # its standard errors
         self._imbalance: float | None = None
         self._lean: np.ndarray | None = (
             None  # bias of the choice of experts, [L, E]; None while there is none
@@ -78,11 +86,15 @@ class ExpertBalancing:
         self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
 
     def configure(self, config: EngineConfig) -> None:
-        """Take over live fields: a lower strength of leaning holds from the next launch on, a higher one from the next window.
+        """Take over live fields: both weights, where they get 0, from the next launch on.
 
-        At 0 the router chooses alone again, and cached prefixes go: their KV may be of experts that it would not have chosen.
+        A lower `expert_lean_between` holds at once too, a higher one from the next window. At 0 the router chooses alone again,
+        and cached prefixes go: their KV may be of experts that it would not have chosen.
         """
         self.config = config
+        if self._mover.shares_of is not None and config.batch_processing.expert_balance_weight == 0:
+            self._mover.set_shares(None)
+            self._mover.shares_of = None
         weight = config.batch_processing.expert_lean_between
         if self._lean is None or 0 < weight >= np.abs(self._lean).max():
             return
@@ -112,10 +124,13 @@ class ExpertBalancing:
         if self._planning.is_busy:
             self._plan_some(now_s)
             return
+        applied = self._mover.num_applied
         try:
             self._mover.turn(self.config.parallel.moves_per_step)
-        except ValueError:  # nothing has moved, and the moves that waited are gone: serving goes on
-            log.exception("moves of experts do not fit the placement")
+        except ValueError:  # what was made before it is whole, what waited behind it is gone: serving goes on
+            made = self._mover.num_applied - applied
+            log.exception("%d moves of experts were made, the next does not fit the placement", made)
+            self._drop_plan(Reason.CHANGED_UNDER_PLAN)
         self._is_ordered &= self._mover.num_waiting > 0
 
     def carry_out(self, order: ExpertOrder, done: Future[ExpertAnswer]) -> None:
@@ -143,6 +158,10 @@ class ExpertBalancing:
                 self._pause(done)
         if order.rebalance is None:
             done.set_result(ExpertAnswer(self.status()))
+
+    @property
+    def is_planning(self) -> bool:
+        return self._planning.is_busy
 
     def fail_orders(self, error: Exception) -> None:
         """The engine ends: who waits for a plan is told so."""
@@ -174,7 +193,9 @@ class ExpertBalancing:
     def _pause(self, done: Future[ExpertAnswer]) -> None:
         """What was to move does not, but for what the order of this future asks itself."""
         self._drop_plan(Reason.PAUSED)
-        stopped = Unavailable(f"{Reason.PAUSED}: moves were paused before the plan was made; nothing was moved")
+        stopped = Unavailable(
+            f"{Reason.PAUSED}: moves were paused before the plan was made; nothing was moved"
+        )
         self._planning.end_applies(stopped, but=done)
 
     def _pin(self, layers: frozenset[int]) -> None:
@@ -210,7 +231,8 @@ class ExpertBalancing:
     def _plan_some(self, now_s: float) -> None:
         """A slice of an operator's plan; when it is whole it is answered and, if that was the order, carried out."""
         assert self._loads is not None  # no order is taken before
-        made = self._planning.turn(self._mover.placement, self._loads, self._plan_config, self._pinned, now_s)
+        forecast = self._loads, self._uncertainty
+        made = self._planning.turn(self._mover.placement, *forecast, self._plan_config, self._pinned, now_s)
         if made is None:
             return
         order, plan = made
@@ -224,9 +246,11 @@ class ExpertBalancing:
         if self._window_steps and self._window.any():
             self._imbalance = float(imbalance(self._window_rows.astype(np.float64)).mean())
             has_experts = self._window.any(axis=1)
-            self._predictor.observe(np.where(has_experts[:, None], self._window, 1))
+            hour = self._hour()
+            self._predictor.observe(np.where(has_experts[:, None], self._window, 1), hour=hour)
+            forecast = self._predictor.predict(hour=hour)
             a_step = self._window.sum(axis=1, keepdims=True) / self._window_steps
-            self._loads = self._predictor.predict().loads * a_step
+            self._loads, self._uncertainty = forecast.loads * a_step, forecast.uncertainty * a_step
             self._lean_more()
             self._window[:], self._window_rows[:], self._window_steps = 0, 0, 0
         if self._is_ordered or self._planning.is_busy:
@@ -249,7 +273,14 @@ class ExpertBalancing:
             mover.add(choice.moves)
         if choice.shares is not None and self.config.batch_processing.expert_balance_weight > 0:
             mover.set_shares(choice.shares)
+            mover.shares_of = self._shares_of
         self._tell(now_s, choice.reason, len(choice.moves), choice.inputs)
+
+    def _shares_of(self, layer: int, placement: ExpertPlacement) -> np.ndarray:
+        """How a layer that has moved shares, [1, E, C], from the same forecast as the layers that stay."""
+        assert self._loads is not None  # this is asked once shares were set
+        weight = self.config.batch_processing.expert_balance_weight
+        return copy_shares(placement, slot_shares(placement, self._loads[[layer]], weight))
 
     def _lean_more(self) -> None:
         """A tenth of the way to the bias that this window asks for.

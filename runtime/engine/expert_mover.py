@@ -5,7 +5,7 @@ the next launch reads the new table and the new weights, launches before it the 
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -24,6 +24,8 @@ class ExpertMover:
     def __init__(self, engine: Engine, placement: ExpertPlacement) -> None:
         self.placement = placement
         self.num_applied = 0  # since the start
+        # Of a layer that was moved; None: its copies share equally.
+        self.shares_of: Callable[[int, ExpertPlacement], np.ndarray] | None = None
         self._engine = engine
         self._waiting: deque[Move] = deque()
         self._move_s: float | None = None
@@ -84,9 +86,9 @@ class ExpertMover:
             self._set_layers(layers)
         return len(moves)
 
-    def set_shares(self, shares: np.ndarray) -> None:
-        """How the copies of each expert share its rows: [L, E, C] for the placement as it serves."""
-        if shares.shape != self.placement.expert_slots.shape:
+    def set_shares(self, shares: np.ndarray | None) -> None:
+        """How the copies of each expert share its rows: [L, E, C] for the placement as it serves; None: equally."""
+        if shares is not None and shares.shape != self.placement.expert_slots.shape:
             raise ValueError(
                 f"shares are {shares.shape}, the placement has {self.placement.expert_slots.shape}"
             )
@@ -94,7 +96,8 @@ class ExpertMover:
         if not len(shared):
             return
         # One table for all of them: the places are gone through one by one, whatever the layers.
-        for index, table in zip(shared, copies_table(self._part(shared), shares[shared]), strict=True):
+        part = None if shares is None else shares[shared]
+        for index, table in zip(shared, copies_table(self._part(shared), part), strict=True):
             self._engine.set_copies(int(index), table)
 
     def set_lean(self, bias: np.ndarray) -> None:
@@ -117,5 +120,6 @@ class ExpertMover:
         slot_experts = self.placement.slot_experts.copy()
         for index, layer in layers.items():
             slot_experts[index] = layer.slot_experts[0]
-            self._engine.set_copies(index, copies_table(layer)[0])
+            shares = None if self.shares_of is None else self.shares_of(index, layer)
+            self._engine.set_copies(index, copies_table(layer, shares)[0])
         self.placement = replace(self.placement, slot_experts=slot_experts)

@@ -122,7 +122,9 @@ class HostChannel:
         while missing:
             try:
                 if deadline is not None:
-                    self._socket.settimeout(min(self._timeout_s, max(MIN_WAIT_S, deadline - time.monotonic())))
+                    self._socket.settimeout(
+                        min(self._timeout_s, max(MIN_WAIT_S, deadline - time.monotonic()))
+                    )
                 part = self._socket.recv(min(missing, 1 << 20))
             except TimeoutError:
                 is_late = deadline is not None and time.monotonic() >= deadline

@@ -158,9 +158,7 @@ class Leader(Alone):
             return HostStatus(host_id, address, "waiting")
         is_lost = host_id in self._reasons
         state = "gone" if is_lost else "ended" if self._is_closed else "up"
-        return HostStatus(
-            host_id, address, state, round(channel.heard_s, 3), *self._reasons.get(host_id, ())
-        )
+        return HostStatus(host_id, address, state, round(channel.heard_s, 3), *self._reasons.get(host_id, ()))
 
     def _check_alive(self) -> None:
         if self._is_closed or self.trouble:

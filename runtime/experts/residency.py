@@ -99,7 +99,9 @@ class Residency:
         self._decay = 0.5 ** (1 / half_life_steps)
         self._score = np.zeros((num_layers, num_experts))
         self._seen_s = start_s  # when traffic was seen last
-        self._traffic_s = 0.0  # of traffic so far, pauses left out: nothing falls asleep by a pause, nor just after it
+        self._traffic_s = (
+            0.0  # of traffic so far, pauses left out: nothing falls asleep by a pause, nor just after it
+        )
         self._used_s = np.zeros((num_layers, num_experts))  # that clock when the expert was wanted last
         self._is_new = False  # whether something was seen since the last decision
 

@@ -37,9 +37,7 @@ class Gathering:
             self.ends.append(error.message)
 
     def come(self, *hosts: int) -> list[HostChannel]:
-        return [
-            dial(config(host, port=self.port, host_timeout=HOST_TIMEOUT), GREETING)[0] for host in hosts
-        ]
+        return [dial(config(host, port=self.port, host_timeout=HOST_TIMEOUT), GREETING)[0] for host in hosts]
 
     def connect(self, sent: bytes = b"") -> socket.socket:
         deadline = time.monotonic() + 5
