@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from runtime.config import EngineConfig
 from runtime.engine.change import Applied
@@ -48,6 +49,9 @@ class Configure:
     ordered_s: float  # monotonic
     done: Future[Applied]
 
+    def refuse(self, error: Exception) -> None:
+        _refuse(self.done, error)
+
 
 @dataclass(frozen=True, slots=True)
 class MoveExperts:
@@ -64,6 +68,15 @@ class MoveExperts:
             self.carry_out(self.order, self.done)
         except Exception as error:
             self.done.set_exception(error)
+
+    def refuse(self, error: Exception) -> None:
+        _refuse(self.done, error)
+
+
+def _refuse(done: Future[Any], error: Exception) -> None:
+    """Unless whoever waited has given up: a future that was cancelled takes no error."""
+    if done.set_running_or_notify_cancel():
+        done.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)

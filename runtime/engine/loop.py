@@ -285,6 +285,8 @@ class EngineLoop:
                     return False
 
     def _configure(self, command: Configure) -> None:
+        if not command.done.set_running_or_notify_cancel():  # nobody waits for it any more
+            return
         _, steering = self._require_steering()
         try:
             change = steering.configure(with_restart_fields_of(steering.config, command.config))
@@ -352,20 +354,24 @@ class EngineLoop:
                 raise Unavailable("no rung could be compiled: " + engine.compiler.first_error)
 
     def _fail_all(self, code: str, message: str) -> None:
+        """Requests first, then who waits for an order."""
         events = self._streams.fail_all(code, message)
-        if self._steering is not None and self._steering.balancing is not None:
-            self._steering.balancing.fail_orders(Unavailable(message))
+        orders: list[Configure | MoveExperts] = []
         while True:
             try:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 break
             if isinstance(command, Configure | MoveExperts):
-                command.done.set_exception(Unavailable(message))
+                orders.append(command)
             elif isinstance(command, Submit):
                 events += [self._streams.refuse(request, code, message) for request in command.requests]
         if events:
             self._publish(events)
+        for order in orders:
+            order.refuse(Unavailable(message))
+        if self._steering is not None and self._steering.balancing is not None:
+            self._steering.balancing.fail_orders(Unavailable(message))
 
     def _take_snapshot(self) -> None:
         self._snapshot = take_snapshot(

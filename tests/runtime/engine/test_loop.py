@@ -9,6 +9,7 @@ import pytest
 
 from runtime.config import parse_config
 from runtime.engine.build import load_engine
+from runtime.engine.commands import Stop
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.loop import EngineLoop
 from runtime.engine.tokenizer import ByteTokenizer
@@ -223,6 +224,31 @@ def test_shutdown_ends_running_requests_with_an_error(monkeypatch):
     assert loop.shutdown()
     assert waited.is_set()  # no launch is left to meet those of a next engine
     assert inbox.wait("cut")[-1].finish_reason is FinishReason.ERROR
+
+
+def test_orders_that_were_given_up_take_nobodys_events_away():
+    """They, and a request behind them, come while the engine is busy and then ends."""
+    loop, inbox = make_loop(), Inbox()
+    loop.set_publisher(inbox.publish)
+    loop.start()
+    loop.wait_ready(120)
+    loop.submit([request("running", max_tokens=200)])
+    is_busy, goes_on = threading.Event(), threading.Event()
+    loop.call(lambda: (is_busy.set(), goes_on.wait(60)))
+    assert is_busy.wait(60)
+    assert loop.configure(CONFIG).cancel()  # is passed over, and serving goes on
+    loop._commands.put(Stop())
+    cut = [loop.configure(CONFIG), loop.configure(CONFIG)]  # behind the end: nobody carries them out
+    assert cut[0].cancel()
+    loop.submit([request("behind")])
+    goes_on.set()
+    for name in ("running", "behind"):
+        assert inbox.wait(name)[-1].finish_reason is FinishReason.ERROR
+    assert cut[0].cancelled()
+    with pytest.raises(Unavailable, match="stopped"):
+        cut[1].result(60)
+    assert loop.shutdown()
+    assert loop.state == "stopped"
 
 
 def test_a_load_that_fails_is_told():
