@@ -60,6 +60,7 @@ class ExpertBalancing:
         self._reason = Reason.MISSING_DATA.value
         self._is_paused, self._pinned = False, frozenset[int]()
         self._is_ordered = False  # an operator's moves wait
+        self._is_leaning = False  # copies share their expert's rows unequally
         self._applied_before = 0  # moves applied when the plan began
         self._looked_s = clock()
         shape = (placement.num_layers, placement.num_experts)
@@ -78,11 +79,15 @@ class ExpertBalancing:
         self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
 
     def configure(self, config: EngineConfig) -> None:
-        """Take over live fields: a lower strength of leaning holds from the next launch on, a higher one from the next window.
+        """Take over live fields: both weights, where they get 0, from the next launch on.
 
-        At 0 the router chooses alone again, and cached prefixes go: their KV may be of experts that it would not have chosen.
+        A lower `expert_lean_between` holds at once too, a higher one from the next window. At 0 the router chooses alone again,
+        and cached prefixes go: their KV may be of experts that it would not have chosen.
         """
         self.config = config
+        if self._is_leaning and config.batch_processing.expert_balance_weight == 0:
+            self._mover.set_shares(None)
+            self._is_leaning = False
         weight = config.batch_processing.expert_lean_between
         if self._lean is None or 0 < weight >= np.abs(self._lean).max():
             return
@@ -112,10 +117,13 @@ class ExpertBalancing:
         if self._planning.is_busy:
             self._plan_some(now_s)
             return
+        applied = self._mover.num_applied
         try:
             self._mover.turn(self.config.parallel.moves_per_step)
-        except ValueError:  # nothing has moved, and the moves that waited are gone: serving goes on
-            log.exception("moves of experts do not fit the placement")
+        except ValueError:  # what was made before it is whole, what waited behind it is gone: serving goes on
+            made = self._mover.num_applied - applied
+            log.exception("%d moves of experts were made, the next does not fit the placement", made)
+            self._drop_plan(Reason.CHANGED_UNDER_PLAN)
         self._is_ordered &= self._mover.num_waiting > 0
 
     def carry_out(self, order: ExpertOrder, done: Future[ExpertAnswer]) -> None:
@@ -249,6 +257,7 @@ class ExpertBalancing:
             mover.add(choice.moves)
         if choice.shares is not None and self.config.batch_processing.expert_balance_weight > 0:
             mover.set_shares(choice.shares)
+            self._is_leaning = True
         self._tell(now_s, choice.reason, len(choice.moves), choice.inputs)
 
     def _lean_more(self) -> None:

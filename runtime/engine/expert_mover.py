@@ -84,9 +84,9 @@ class ExpertMover:
             self._set_layers(layers)
         return len(moves)
 
-    def set_shares(self, shares: np.ndarray) -> None:
-        """How the copies of each expert share its rows: [L, E, C] for the placement as it serves."""
-        if shares.shape != self.placement.expert_slots.shape:
+    def set_shares(self, shares: np.ndarray | None) -> None:
+        """How the copies of each expert share its rows: [L, E, C] for the placement as it serves; None: equally."""
+        if shares is not None and shares.shape != self.placement.expert_slots.shape:
             raise ValueError(
                 f"shares are {shares.shape}, the placement has {self.placement.expert_slots.shape}"
             )
@@ -94,7 +94,8 @@ class ExpertMover:
         if not len(shared):
             return
         # One table for all of them: the places are gone through one by one, whatever the layers.
-        for index, table in zip(shared, copies_table(self._part(shared), shares[shared]), strict=True):
+        part = None if shares is None else shares[shared]
+        for index, table in zip(shared, copies_table(self._part(shared), part), strict=True):
             self._engine.set_copies(int(index), table)
 
     def set_lean(self, bias: np.ndarray) -> None:

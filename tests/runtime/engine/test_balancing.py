@@ -11,7 +11,8 @@ from runtime.engine.commands import MoveExperts
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_status import ExpertOrder
 from runtime.errors import InvalidRequest, Unavailable
-from runtime.experts.placement import ExpertPlacement
+from runtime.experts.copies import copies_table
+from runtime.experts.placement import ExpertPlacement, Move
 from runtime.experts.shares import device_loads
 from tests.runtime.engine.expert_engine import SlotsInMemory, expert_config
 from tests.runtime.experts.expert_cases import zipf
@@ -163,6 +164,19 @@ def test_what_is_stopped_and_allowed_again_at_once_leaves_no_plan_to_wait_for(wi
     assert served.decisions.counts["expert_placement", reason] == 1
 
 
+def test_moves_before_one_that_does_not_fit_are_made_and_told(caplog):
+    served = served_with_a_plan_under_way()
+    applied, good = served.mover.num_applied, served.mover._waiting[0]
+    served.mover.order([good, Move(good.layer, good.to_slot, (good.expert + 1) % EXPERTS, good.from_slot), good])
+    served.step(step_share=None)
+    assert served.mover.num_applied == applied + 1
+    assert "1 moves of experts were made, the next does not fit the placement" in caplog.text
+    assert (served.mover.num_waiting, served.balancing.status().reason) == (0, "changed_under_plan")
+    for _ in range(20):
+        served.step(step_share=0.9)
+        assert served.balancing.status().alarm is None
+
+
 def test_nothing_of_a_plan_that_is_overdue_is_moved():
     served = served_with_a_plan_under_way()
     before = served.mover.placement
@@ -210,6 +224,20 @@ def test_leaning_between_experts_is_off_unless_asked_for_and_taken_back_with_it(
     served.balancing.configure(expert_config())
     served.step()
     assert served.num_forgotten == 1
+
+
+def test_copies_share_equally_as_soon_as_the_weight_is_taken_back():
+    served = Served(expert_balance_weight=0.5)
+    served.step()
+    equal = copies_table(served.start)
+    assert any((table != equal[layer]).any() for layer, table in served.slots.tables.items())
+    served.balancing.configure(expert_config())
+    for layer, table in served.slots.tables.items():
+        np.testing.assert_array_equal(table, equal[layer])
+    served.slots.tables.clear()
+    served.balancing.configure(expert_config())
+    served.step()
+    assert not served.slots.tables  # once
 
 
 def test_an_order_that_does_not_fit_changes_nothing():
