@@ -152,6 +152,10 @@ class ExpertBalancing:
         if order.rebalance is None:
             done.set_result(ExpertAnswer(self.status()))
 
+    @property
+    def is_planning(self) -> bool:
+        return self._planning.is_busy
+
     def fail_orders(self, error: Exception) -> None:
         """The engine ends: who waits for a plan is told so."""
         self._planning.fail_all(error)

@@ -245,7 +245,8 @@ class EngineLoop:
         engine, scheduler = loaded.engine, loaded.scheduler
         is_idle, was_busy = True, False
         while True:
-            if not self._take_commands(scheduler, IDLE_WAIT_S if is_idle else 0.0) or self._state == "failed":
+            wait_s = IDLE_WAIT_S if is_idle and not steering.is_planning else 0.0
+            if not self._take_commands(scheduler, wait_s) or self._state == "failed":
                 return
             self._adopt_rungs(engine)
             if self._state == "loading":

@@ -67,6 +67,11 @@ class Steering:
         return self._swap.last
 
     @property
+    def is_planning(self) -> bool:
+        """An operator waits for a plan, of which each turn makes a part."""
+        return self.balancing is not None and self.balancing.is_planning
+
+    @property
     def envelope(self) -> Envelope:
         engine = self._engine
         return Envelope(engine.num_row_slots, engine.max_prefill_tokens, self._scheduler.max_context)

@@ -74,6 +74,7 @@ def test_an_order_is_planned_in_later_turns_and_nothing_moves_meanwhile():
     served.step()
     shown, applied = served.order(rebalance="plan"), served.order(rebalance="apply")
     assert not shown.done()
+    assert served.balancing.is_planning
     assert served.balancing.status().reason == "planning"
     while not applied.done():
         assert served.mover.placement is served.start

@@ -12,6 +12,7 @@ from runtime.engine.build import load_engine
 from runtime.engine.commands import Stop
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.loop import EngineLoop
+from runtime.engine.steering import Steering
 from runtime.engine.tokenizer import ByteTokenizer
 from runtime.errors import ContextTooLong, InvalidRequest, QueueFull, Unavailable
 from runtime.model.architecture import from_hf_config
@@ -249,6 +250,25 @@ def test_orders_that_were_given_up_take_nobodys_events_away():
         cut[1].result(60)
     assert loop.shutdown()
     assert loop.state == "stopped"
+
+
+def test_an_idle_engine_does_not_wait_between_the_parts_of_a_plan(loop, monkeypatch):
+    """Each of its turns makes a part; at 50 ms a turn a plan of many layers would take seconds."""
+    waits: list[float] = []
+    take, enough = loop._take_commands, threading.Event()
+
+    def noted(scheduler, wait_s):
+        waits.append(wait_s)
+        if len(waits) == 50:
+            enough.set()
+        return take(scheduler, wait_s)
+
+    settled(loop)
+    monkeypatch.setattr(Steering, "is_planning", True)
+    monkeypatch.setattr(loop, "_take_commands", noted)
+    assert enough.wait(30)
+    monkeypatch.undo()
+    assert set(waits[1:50]) == {0.0}
 
 
 def test_a_load_that_fails_is_told():
