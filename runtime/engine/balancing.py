@@ -30,7 +30,7 @@ from runtime.experts.rebalancing import (
     decide_rebalancing,
     without_plan,
 )
-from runtime.experts.shares import imbalance, lean_between_experts
+from runtime.experts.shares import copy_shares, imbalance, lean_between_experts, slot_shares
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,6 @@ class ExpertBalancing:
         self._reason = Reason.MISSING_DATA.value
         self._is_paused, self._pinned = False, frozenset[int]()
         self._is_ordered = False  # an operator's moves wait
-        self._is_leaning = False  # copies share their expert's rows unequally
         self._applied_before = 0  # moves applied when the plan began
         self._looked_s = clock()
         shape = (placement.num_layers, placement.num_experts)
@@ -85,9 +84,9 @@ class ExpertBalancing:
         and cached prefixes go: their KV may be of experts that it would not have chosen.
         """
         self.config = config
-        if self._is_leaning and config.batch_processing.expert_balance_weight == 0:
+        if self._mover.shares_of is not None and config.batch_processing.expert_balance_weight == 0:
             self._mover.set_shares(None)
-            self._is_leaning = False
+            self._mover.shares_of = None
         weight = config.batch_processing.expert_lean_between
         if self._lean is None or 0 < weight >= np.abs(self._lean).max():
             return
@@ -261,8 +260,14 @@ class ExpertBalancing:
             mover.add(choice.moves)
         if choice.shares is not None and self.config.batch_processing.expert_balance_weight > 0:
             mover.set_shares(choice.shares)
-            self._is_leaning = True
+            mover.shares_of = self._shares_of
         self._tell(now_s, choice.reason, len(choice.moves), choice.inputs)
+
+    def _shares_of(self, layer: int, placement: ExpertPlacement) -> np.ndarray:
+        """How a layer that has moved shares, [1, E, C], from the same forecast as the layers that stay."""
+        assert self._loads is not None  # this is asked once shares were set
+        weight = self.config.batch_processing.expert_balance_weight
+        return copy_shares(placement, slot_shares(placement, self._loads[[layer]], weight))
 
     def _lean_more(self) -> None:
         """A tenth of the way to the bias that this window asks for.

@@ -5,7 +5,7 @@ the next launch reads the new table and the new weights, launches before it the 
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -24,6 +24,7 @@ class ExpertMover:
     def __init__(self, engine: Engine, placement: ExpertPlacement) -> None:
         self.placement = placement
         self.num_applied = 0  # since the start
+        self.shares_of: Callable[[int, ExpertPlacement], np.ndarray] | None = None  # of a layer moved; None: equal
         self._engine = engine
         self._waiting: deque[Move] = deque()
         self._move_s: float | None = None
@@ -118,5 +119,6 @@ class ExpertMover:
         slot_experts = self.placement.slot_experts.copy()
         for index, layer in layers.items():
             slot_experts[index] = layer.slot_experts[0]
-            self._engine.set_copies(index, copies_table(layer)[0])
+            shares = None if self.shares_of is None else self.shares_of(index, layer)
+            self._engine.set_copies(index, copies_table(layer, shares)[0])
         self.placement = replace(self.placement, slot_experts=slot_experts)

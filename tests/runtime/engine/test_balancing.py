@@ -13,7 +13,7 @@ from runtime.engine.expert_status import ExpertOrder
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.experts.copies import copies_table
 from runtime.experts.placement import ExpertPlacement, Move
-from runtime.experts.shares import device_loads
+from runtime.experts.shares import copy_shares, device_loads, slot_shares
 from tests.runtime.engine.expert_engine import SlotsInMemory, expert_config
 from tests.runtime.experts.expert_cases import zipf
 
@@ -239,6 +239,19 @@ def test_copies_share_equally_as_soon_as_the_weight_is_taken_back():
     served.balancing.configure(expert_config())
     served.step()
     assert not served.slots.tables  # once
+
+
+def test_a_layer_that_moves_goes_on_sharing_by_the_forecast():
+    served = Served(expert_balance_weight=0.5)
+    while not served.mover.num_applied:
+        served.step(step_share=0.9)
+    while served.mover.num_waiting:
+        served.balancing.turn(served.now_s, None)  # within the window
+    placement = served.mover.placement
+    shared = copies_table(placement, copy_shares(placement, slot_shares(placement, TOKENS.astype(float), 0.5)))
+    differing = [layer for layer, table in served.slots.tables.items() if (table != shared[layer]).any()]
+    assert not differing
+    assert (shared != copies_table(placement)).any()
 
 
 def test_an_order_that_does_not_fit_changes_nothing():
