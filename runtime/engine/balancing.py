@@ -38,6 +38,12 @@ SMOOTHING = 0.2  # weight of the newest step's rows
 LEAN_STEP = 0.1  # of the way to the bias that a window asks for
 
 
+def hour_of_day() -> float:
+    """Of the local clock, in [0, 24)."""
+    now = time.localtime()
+    return now.tm_hour + now.tm_min / 60
+
+
 class ExpertBalancing:
     """One for an engine whose experts lie on several devices."""
 
@@ -48,12 +54,13 @@ class ExpertBalancing:
         decisions: DecisionLog,
         clock: Callable[[], float] = time.monotonic,
         forget_prefixes: Callable[[], None] = lambda: None,
+        hour: Callable[[], float] = hour_of_day,
     ) -> None:
         """forget_prefixes: clears the prefix cache, where KV of other experts than the router's choice may lie."""
         placement = mover.placement
         self.config = config
         self._mover, self._decisions, self._clock = mover, decisions, clock
-        self._forget_prefixes = forget_prefixes
+        self._forget_prefixes, self._hour = forget_prefixes, hour
         self._predictor = LoadPredictor(placement.num_layers, placement.num_experts)
         self._planning = ExpertPlanning()
         self._state = RebalanceState()
@@ -70,6 +77,7 @@ class ExpertBalancing:
         )
         self._rows = np.zeros((placement.num_layers, placement.num_devices), np.int64)  # since the start
         self._loads: np.ndarray | None = None  # rows of each expert in a step, forecast
+        self._uncertainty: np.ndarray | None = None  # its standard errors
         self._imbalance: float | None = None
         self._lean: np.ndarray | None = (
             None  # bias of the choice of experts, [L, E]; None while there is none
@@ -185,7 +193,9 @@ class ExpertBalancing:
     def _pause(self, done: Future[ExpertAnswer]) -> None:
         """What was to move does not, but for what the order of this future asks itself."""
         self._drop_plan(Reason.PAUSED)
-        stopped = Unavailable(f"{Reason.PAUSED}: moves were paused before the plan was made; nothing was moved")
+        stopped = Unavailable(
+            f"{Reason.PAUSED}: moves were paused before the plan was made; nothing was moved"
+        )
         self._planning.end_applies(stopped, but=done)
 
     def _pin(self, layers: frozenset[int]) -> None:
@@ -221,7 +231,8 @@ class ExpertBalancing:
     def _plan_some(self, now_s: float) -> None:
         """A slice of an operator's plan; when it is whole it is answered and, if that was the order, carried out."""
         assert self._loads is not None  # no order is taken before
-        made = self._planning.turn(self._mover.placement, self._loads, self._plan_config, self._pinned, now_s)
+        forecast = self._loads, self._uncertainty
+        made = self._planning.turn(self._mover.placement, *forecast, self._plan_config, self._pinned, now_s)
         if made is None:
             return
         order, plan = made
@@ -235,9 +246,11 @@ class ExpertBalancing:
         if self._window_steps and self._window.any():
             self._imbalance = float(imbalance(self._window_rows.astype(np.float64)).mean())
             has_experts = self._window.any(axis=1)
-            self._predictor.observe(np.where(has_experts[:, None], self._window, 1))
+            hour = self._hour()
+            self._predictor.observe(np.where(has_experts[:, None], self._window, 1), hour=hour)
+            forecast = self._predictor.predict(hour=hour)
             a_step = self._window.sum(axis=1, keepdims=True) / self._window_steps
-            self._loads = self._predictor.predict().loads * a_step
+            self._loads, self._uncertainty = forecast.loads * a_step, forecast.uncertainty * a_step
             self._lean_more()
             self._window[:], self._window_rows[:], self._window_steps = 0, 0, 0
         if self._is_ordered or self._planning.is_busy:

@@ -24,7 +24,8 @@ class ExpertMover:
     def __init__(self, engine: Engine, placement: ExpertPlacement) -> None:
         self.placement = placement
         self.num_applied = 0  # since the start
-        self.shares_of: Callable[[int, ExpertPlacement], np.ndarray] | None = None  # of a layer moved; None: equal
+        # Shares [1, E, C] of the copies of a layer that has moved; None: equal.
+        self.shares_of: Callable[[int, ExpertPlacement], np.ndarray] | None = None
         self._engine = engine
         self._waiting: deque[Move] = deque()
         self._move_s: float | None = None

@@ -58,6 +58,7 @@ class ExpertPlanning:
         self,
         placement: ExpertPlacement,
         loads: np.ndarray,
+        uncertainty: np.ndarray | None,
         config: Callable[[], PlanConfig],
         pinned: frozenset[int],
         now_s: float,
@@ -65,14 +66,14 @@ class ExpertPlanning:
         """Plan some layers of the first order; the order and its plan once that is whole.
 
         An order whose plan is late, or was made for another placement, ends here with the reason; so does one whose plan
-        fails. pinned: layers that keep what they have, as of now.
+        fails. loads, uncertainty: [L, E], rows in a step and standard errors of them. pinned: layers that keep what they have, as of now.
         """
         order = self._orders[0]
         try:
             if now_s - order.ordered_s > DEADLINE_S:
                 raise Unavailable(f"{Reason.OVERDUE}: no plan after {DEADLINE_S:g} s; nothing was moved")
             if order.making is None:
-                order.making = PlanAnew(placement, loads, config())
+                order.making = PlanAnew(placement, loads, config(), uncertainty)
             elif order.making.placement is not placement:
                 raise Unavailable(
                     f"{Reason.CHANGED_UNDER_PLAN}: experts moved while the plan was made; nothing of it is carried out"

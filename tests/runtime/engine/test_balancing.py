@@ -13,6 +13,7 @@ from runtime.engine.expert_status import ExpertOrder
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.experts.copies import copies_table
 from runtime.experts.placement import ExpertPlacement, Move
+from runtime.experts.rebalance_plan import PlanAnew
 from runtime.experts.shares import copy_shares, device_loads, slot_shares
 from tests.runtime.engine.expert_engine import SlotsInMemory, expert_config
 from tests.runtime.experts.expert_cases import zipf
@@ -30,17 +31,22 @@ class Served:
         self.slots = SlotsInMemory(self.start)
         self.mover = ExpertMover(self.slots, self.start)
         self.decisions = DecisionLog(64)
-        self.num_forgotten = 0
+        self.num_forgotten, self.hour = 0, 0.0
         self.balancing = ExpertBalancing(
-            expert_config(**batch_processing), self.mover, self.decisions, lambda: self.now_s, self._forget
+            expert_config(**batch_processing),
+            self.mover,
+            self.decisions,
+            lambda: self.now_s,
+            self._forget,
+            lambda: self.hour,
         )
 
     def _forget(self) -> None:
         self.num_forgotten += 1
 
-    def step(self, step_share: float | None = 0.1) -> None:
-        rows = np.round(device_loads(self.mover.placement, TOKENS)).astype(np.int64)
-        self.balancing.on_step(TOKENS, rows, 1, 0.1)
+    def step(self, step_share: float | None = 0.1, tokens: np.ndarray = TOKENS) -> None:
+        rows = np.round(device_loads(self.mover.placement, tokens)).astype(np.int64)
+        self.balancing.on_step(tokens, rows, 1, 0.1)
         self.now_s += 1.0
         self.balancing.turn(self.now_s, step_share)
         np.testing.assert_array_equal(self.slots.weights, self.mover.placement.slot_experts)
@@ -168,7 +174,9 @@ def test_what_is_stopped_and_allowed_again_at_once_leaves_no_plan_to_wait_for(wi
 def test_moves_before_one_that_does_not_fit_are_made_and_told(caplog):
     served = served_with_a_plan_under_way()
     applied, good = served.mover.num_applied, served.mover._waiting[0]
-    served.mover.order([good, Move(good.layer, good.to_slot, (good.expert + 1) % EXPERTS, good.from_slot), good])
+    served.mover.order(
+        [good, Move(good.layer, good.to_slot, (good.expert + 1) % EXPERTS, good.from_slot), good]
+    )
     served.step(step_share=None)
     assert served.mover.num_applied == applied + 1
     assert "1 moves of experts were made, the next does not fit the placement" in caplog.text
@@ -186,6 +194,28 @@ def test_nothing_of_a_plan_that_is_overdue_is_moved():
     assert served.balancing.status().reason == "overdue"
     assert "overdue" in served.balancing.status().alarm
     assert (served.mover.num_waiting, served.mover.placement) == (0, before)
+
+
+def test_plans_are_for_the_hour_that_comes_and_for_what_is_uncertain(monkeypatch):
+    """Two kinds of traffic change with the hour, each window: nothing but the clock says which one comes after an odd one."""
+    served, made = Served(), []
+    monkeypatch.setattr(
+        "runtime.engine.expert_planning.PlanAnew",
+        lambda placement, loads, config, uncertainty: (
+            made.append((loads, uncertainty)) or PlanAnew(placement, loads, config)
+        ),
+    )
+    kinds = TOKENS, TOKENS[:, ::-1]
+    for window in range(60):
+        served.hour = 12.5 * (window % 2)
+        served.step(tokens=kinds[window % 2])
+    served.hour = 0.0
+    served.order(rebalance="plan")
+    served.step(tokens=kinds[1])
+    loads, uncertainty = made[0]
+    assert np.abs(loads - kinds[0]).sum() < 0.5 * np.abs(loads - kinds[1]).sum()
+    assert uncertainty.shape == loads.shape
+    assert (uncertainty >= 0).all()
 
 
 def test_a_placement_that_changed_ends_the_order_with_its_reason():
@@ -248,7 +278,9 @@ def test_a_layer_that_moves_goes_on_sharing_by_the_forecast():
     while served.mover.num_waiting:
         served.balancing.turn(served.now_s, None)  # within the window
     placement = served.mover.placement
-    shared = copies_table(placement, copy_shares(placement, slot_shares(placement, TOKENS.astype(float), 0.5)))
+    shared = copies_table(
+        placement, copy_shares(placement, slot_shares(placement, TOKENS.astype(float), 0.5))
+    )
     differing = [layer for layer, table in served.slots.tables.items() if (table != shared[layer]).any()]
     assert not differing
     assert (shared != copies_table(placement)).any()

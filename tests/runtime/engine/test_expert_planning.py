@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from runtime.engine.expert_planning import DEADLINE_S, MAX_ORDERS, SLICE_S, ExpertPlanning
@@ -28,8 +29,8 @@ def layer_s(monkeypatch) -> list[float]:
     return now
 
 
-def turn(planning, now_s=0.0, placement=START, pinned=frozenset()):
-    return planning.turn(placement, LOADS, PlanConfig, pinned, now_s)
+def turn(planning, now_s=0.0, placement=START, pinned=frozenset(), uncertainty=None):
+    return planning.turn(placement, LOADS, uncertainty, PlanConfig, pinned, now_s)
 
 
 @pytest.mark.parametrize("cost_s", [SLICE_S / 5, SLICE_S / 2, 3 * SLICE_S])
@@ -49,6 +50,18 @@ def test_a_turn_takes_what_it_may_and_at_least_a_layer(layer_s, cost_s):
     assert (order.is_apply, order.done, planning.is_busy) == (True, done, False)
     assert plan.moves == plan_anew(START, LOADS, PlanConfig()).moves
     assert not done.done()  # whoever carries the plan out answers
+
+
+def test_what_the_forecast_is_unsure_of_is_in_the_plan():
+    uncertainty = np.zeros_like(LOADS)
+    uncertainty[:, LOADS[0].argsort()[:4]] = LOADS.max()
+    planning = ExpertPlanning()
+    planning.add(True, Future(), 0.0)
+    made = None
+    while made is None:
+        made = turn(planning, uncertainty=uncertainty)
+    assert made[1].moves == plan_anew(START, LOADS, PlanConfig(), uncertainty=uncertainty).moves
+    assert made[1].moves != plan_anew(START, LOADS, PlanConfig()).moves
 
 
 def test_layers_pinned_while_the_plan_was_made_stay():

@@ -260,13 +260,17 @@ def test_switching_the_prefix_cache_off_forgets_it():
 def test_what_ran_while_weights_changed_is_shared_with_nobody_after_it():
     scheduler = make_scheduler(enable_prefix_cache=True)
     a = add(scheduler, "a", prompt_len=24, max_tokens=3)
-    assert shape(launched := launch(scheduler)) == [("a", 0, 16)]
+    launched = launch(scheduler)
+    assert shape(launched) == [("a", 0, 16)]
     scheduler.clear_prefix_cache()
     collect(scheduler, launched)
     while not scheduler.is_idle:
         run(scheduler)
     assert scheduler.num_cached_pages == 0
-    for name, first in (("b", ("b", 0, 16)), ("c", ("c", 24, 1))):  # the next one computes, and shares, all anew
+    for name, first in (
+        ("b", ("b", 0, 16)),
+        ("c", ("c", 24, 1)),
+    ):  # the next one computes, and shares, all anew
         add(scheduler, name, 0, prompt_ids=(*a.request.prompt_ids, 5), max_tokens=1)
         assert shape(run(scheduler)) == [first]
         while not scheduler.is_idle:
