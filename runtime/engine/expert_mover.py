@@ -24,7 +24,7 @@ class ExpertMover:
     def __init__(self, engine: Engine, placement: ExpertPlacement) -> None:
         self.placement = placement
         self.num_applied = 0  # since the start
-        # Of a layer that was moved; None: its copies share equally.
+        # Shares [1, E, C] of the copies of a layer that has moved; None: equal.
         self.shares_of: Callable[[int, ExpertPlacement], np.ndarray] | None = None
         self._engine = engine
         self._waiting: deque[Move] = deque()

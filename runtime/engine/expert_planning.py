@@ -65,8 +65,9 @@ class ExpertPlanning:
     ) -> tuple[PlanOrder, RebalancePlan] | None:
         """Plan some layers of the first order; the order and its plan once that is whole.
 
-        An order whose plan is late, or was made for another placement, ends here with the reason; so does one whose plan
-        fails. loads, uncertainty: [L, E], rows in a step and standard errors of them. pinned: layers that keep what they have, as of now.
+        loads, uncertainty: [L, E], rows in a step and standard errors of them. pinned: layers that keep what they have, as
+        of now. An order whose plan is late, or was made for another placement, ends here with the reason; so does one
+        whose plan fails.
         """
         order = self._orders[0]
         try:

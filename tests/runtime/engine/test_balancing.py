@@ -102,7 +102,7 @@ def test_a_pause_ends_what_was_ordered_before_it_and_only_that():
     served.step()
     applied, shown = served.order(rebalance="apply"), served.order(rebalance="plan")
     assert served.order(is_paused=True).result(0).status.is_paused
-    with pytest.raises(Unavailable, match="^paused: "):
+    with pytest.raises(Unavailable, match=r"^paused: "):
         applied.result(0)
     for _ in range(10):
         served.step(step_share=0.9)

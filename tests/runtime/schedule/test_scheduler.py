@@ -260,7 +260,8 @@ def test_switching_the_prefix_cache_off_forgets_it():
 def test_what_ran_while_weights_changed_is_shared_with_nobody_after_it():
     scheduler = make_scheduler(enable_prefix_cache=True)
     a = add(scheduler, "a", prompt_len=24, max_tokens=3)
-    assert shape(launched := launch(scheduler)) == [("a", 0, 16)]
+    launched = launch(scheduler)
+    assert shape(launched) == [("a", 0, 16)]
     scheduler.clear_prefix_cache()
     collect(scheduler, launched)
     while not scheduler.is_idle:
