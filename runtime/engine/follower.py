@@ -1,7 +1,7 @@
 """`python -m runtime.engine.follower --config FILE --host-id N`: one of the hosts of an engine, all but the first.
 
-No HTTP and no scheduler: it loads its part of the model and carries out what host 0 sends, in that order. It ends, with
-a line on stderr, when host 0 does.
+No HTTP and no scheduler: it puts its part of the model on its devices and carries out what host 0 sends, in that order.
+It ends, with a line on stderr, when host 0 does.
 """
 
 import argparse
