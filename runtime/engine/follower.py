@@ -1,7 +1,7 @@
 """`python -m runtime.engine.follower --config FILE --host-id N`: one of the hosts of an engine, all but the first.
 
-No HTTP and no scheduler: it loads its part of the model and carries out what host 0 sends, in that order. It ends, with
-a line on stderr, when host 0 does.
+No HTTP and no scheduler: it puts its part of the model on its devices and carries out what host 0 sends, in that order.
+It ends, with a line on stderr, when host 0 does.
 """
 
 import argparse
@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from runtime.config import EngineConfig, load_config
 from runtime.engine.device_commands import CompileRungs, DeviceCommand, RunStep, from_message
 from runtime.engine.host_channel import HostChannel, HostGone
-from runtime.engine.host_frames import MAX_COMMAND_BYTES, BadFrame
+from runtime.engine.host_frames import MAX_COMMAND_BYTES, BadFrame, printable
 from runtime.engine.host_greeting import config_of_leader, make_greeting
 from runtime.errors import RuntimeFault
 from runtime.xla_flags import check_overlap_flags, set_xla_flags
@@ -62,12 +63,12 @@ class LeaderLink:
                     case ["number", int(number)]:
                         self._numbers.put(number)
                     case ["stop", str(reason)]:
-                        self._on_end(0, f"host 0 has ended: {reason[:MAX_TEXT]}")
+                        self._on_end(0, f"host 0 has ended: {printable(reason, MAX_TEXT)}")
                         return
                     case message:
                         self.commands.put(from_message(message))
         except HostGone as gone:
-            self._on_end(1, f"host 0 is gone: {gone}")
+            self._on_end(1, f"host 0 is gone: {gone}" + (f": {gone.detail}" if gone.detail else ""))
         except BadFrame as error:
             self._on_end(1, f"host 0 sent {error}")
 
@@ -84,6 +85,8 @@ def dial(config: EngineConfig, greeting: dict[str, Any]) -> tuple[HostChannel, E
             try:
                 channel.send(["hello", parallel.host_id, greeting])
                 answer = channel.receive()
+                if answer[0] == "welcome":
+                    channel.start_beats()  # host 0 counts this host from its first beat on
             except HostGone:
                 channel.close()
                 raise
@@ -96,11 +99,10 @@ def dial(config: EngineConfig, greeting: dict[str, Any]) -> tuple[HostChannel, E
             time.sleep(RETRY_S)
     match answer:
         case ["welcome", sections]:
-            channel.start_beats()
             return channel, config_of_leader(config, sections)
         case ["refused", str(why)]:
             channel.close()
-            raise LeaderGone(f"host 0 at {host}:{port} refused this host: {why[: 4 * MAX_TEXT]}")
+            raise LeaderGone(f"host 0 at {host}:{port} refused this host: {printable(why, 4 * MAX_TEXT)}")
     channel.close()
     raise LeaderGone(f"{host}:{port} is no host 0 of this program")
 
@@ -109,6 +111,8 @@ def follow(config: EngineConfig, folder: Path) -> NoReturn:
     """Load and carry out commands, until host 0 ends."""
     from runtime.engine.build import context_limit, load_devices  # noqa: PLC0415 - loads JAX, which takes seconds
     from runtime.engine.distributed import start_distributed  # noqa: PLC0415
+    from runtime.engine.launch_watch import LaunchWatch  # noqa: PLC0415
+    from runtime.ladder.compiler import sampler_name  # noqa: PLC0415
     from runtime.ladder.late_compiles import monitor  # noqa: PLC0415
     from runtime.model.architecture import load_architecture  # noqa: PLC0415
 
@@ -122,12 +126,16 @@ def follow(config: EngineConfig, folder: Path) -> NoReturn:
             config, folder, arch, context_limit(config, arch), link, on_compiled=link.report
         )
         work, compiler = loaded.work, loaded.work.compiler
+        watch = LaunchWatch(partial(give_up, link))
         with monitor.expected_compiles():
             while True:
                 command = link.commands.get()
                 if isinstance(command, RunStep):
                     compiler.wait_for(command.name)
-                work.run(command)
+                    compiler.wait_for(sampler_name(command.sample_rows))
+                result = work.run(command)
+                if isinstance(command, RunStep):
+                    watch.add(result)
                 if isinstance(command, CompileRungs):
                     for step in {
                         n: compiler.step(n) for b in command.buckets for n in compiler.names_of(b)
@@ -135,12 +143,17 @@ def follow(config: EngineConfig, folder: Path) -> NoReturn:
                         if step.call is not None:
                             link.report(step)
     except Exception as error:
-        text = error.message if isinstance(error, RuntimeFault) else f"{type(error).__name__}: {error}"
-        log.exception("this host failed")
-        try:
-            link.fail(text)
-        finally:
-            end(1, text)
+        give_up(link, error)
+
+
+def give_up(link: LeaderLink, error: Exception) -> NoReturn:
+    """Tell host 0, and end."""
+    text = error.message if isinstance(error, RuntimeFault) else f"{type(error).__name__}: {error}"
+    log.error("this host failed", exc_info=error)
+    try:
+        link.fail(text)
+    finally:
+        end(1, text)
 
 
 def end(code: int, text: str) -> NoReturn:

@@ -105,6 +105,7 @@ class StepCompiler:
         self._lock = threading.Lock()
         self._steps: dict[str, CompiledStep] = {}
         self._futures: dict[str, Future[CompiledStep]] = {}
+        self._wanted: set[str] = set()  # by the newest orders; what else still compiles is freed when it is done
 
     def compile(self, buckets: Iterable[Bucket]) -> list[Future[CompiledStep]]:
         """Queue the helpers that every launch needs, then the rungs in the given order with their samplers.
@@ -118,6 +119,8 @@ class StepCompiler:
                 jobs.append((halves.name, partial(self._lower_rung, halves)))
             if bucket.phase is Phase.PREFILL:
                 jobs.append((sampler_name(bucket.rows), partial(self._lower_sampler, bucket.rows)))
+        with self._lock:
+            self._wanted |= dict(jobs).keys()
         return [self._submit(name, lower) for name, lower in dict(jobs).items() if self._claim(name)]
 
     def step(self, name: str) -> CompiledStep:
@@ -166,17 +169,18 @@ class StepCompiler:
     def forget_all_but(self, buckets: Iterable[Bucket]) -> None:
         """Free the executables that none of the rungs needs, and start none of their compiles that still wait.
 
-        A compile that runs cannot be stopped: it ends in its thread and is forgotten by a later call.
+        A compile that runs cannot be stopped: it is freed when it ends, unless it is wanted again by then.
         """
         wanted = {name for bucket in buckets for name in self.names_of(bucket)}
         with self._lock:
+            self._wanted = wanted
+            if self._others is not None:
+                self._others.keep_only(wanted)
             for name in [n for n in self._steps if n not in wanted]:
                 future = self._futures.get(name)
                 if future is None or future.done() or future.cancel():
                     del self._steps[name]
                     self._futures.pop(name, None)
-                    if self._others is not None:
-                        self._others.forget(name)
 
     @property
     def steps(self) -> tuple[CompiledStep, ...]:
@@ -186,8 +190,10 @@ class StepCompiler:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is compiling."""
-        return all(s.state is not RungState.COMPILING for s in self.steps)
+        """Whether nothing that is wanted is compiling."""
+        with self._lock:
+            wanted = [self._on_all_hosts(s) for name, s in self._steps.items() if name in self._wanted]
+        return all(s.state is not RungState.COMPILING for s in wanted)
 
     def wait_settled(self) -> None:
         """Until nothing is compiling, for those who have nothing else to do: asking again and again takes a core."""
@@ -253,8 +259,14 @@ class StepCompiler:
             text = f"{type(error).__name__}: {str(error)[:500]}"
             step = CompiledStep(name, RungState.FAILED, None, time.monotonic() - start, error=text)
         with self._lock:
-            self._steps[name] = step
-        self._on_done(step)
+            is_wanted = name in self._wanted
+            if is_wanted:
+                self._steps[name] = step
+            else:
+                self._steps.pop(name, None)
+                self._futures.pop(name, None)
+        if is_wanted:
+            self._on_done(step)
         return step
 
     def _lower_rung(self, bucket: Bucket) -> Any:

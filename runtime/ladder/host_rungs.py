@@ -1,7 +1,7 @@
 """HostRungs: which executables the other hosts of an engine have. A rung serves when all hosts have compiled it."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 
 class HostRungs:
@@ -21,6 +21,12 @@ class HostRungs:
         with self._lock:
             for reports in self._errors.values():
                 reports.pop(name, None)
+
+    def keep_only(self, names: Set[str]) -> None:
+        """The others free every other step, or will when it is compiled."""
+        with self._lock:
+            for host, reports in self._errors.items():
+                self._errors[host] = {name: error for name, error in reports.items() if name in names}
 
     def is_everywhere(self, name: str) -> bool:
         return all(reports.get(name) == "" for reports in self._errors.values())

@@ -16,7 +16,6 @@ import yaml
 from tests.engine_driver import TINY
 
 ROOT = Path(__file__).parents[3]
-SILENCE_S = 3.0
 MODEL = TINY | {"vocab_size": 264, "num_hidden_layers": 1, "mlp_only_layers": []}
 SECTIONS: dict[str, Any] = {
     "model": {"load_format": "dummy", "dtype": "fp32", "served_name": "tiny"},
@@ -39,7 +38,8 @@ def free_ports(num: int) -> list[int]:
 class TwoHosts:
     """`leader` answers at `client`; what both print is in `folder`."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
+    def __init__(self, folder: Path, cache: Path, silence_s: float) -> None:
+        """silence_s: long, but where silence is what is tested: on a busy machine processes stand still for seconds."""
         self.folder = folder
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text(json.dumps(MODEL))
@@ -53,7 +53,7 @@ class TwoHosts:
             "hosts": 2,
             "coordinator": f"127.0.0.1:{coordinator}",
             "command_port": commands,
-            "host_timeout": f"{SILENCE_S:g}s",
+            "host_timeout": f"{silence_s:g}s",
             "host_start_timeout": "60s",
         }
         self.config = folder / "hosts.yaml"
@@ -63,7 +63,6 @@ class TwoHosts:
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{http}", timeout=60)
         try:
             self.wait(lambda: self.get("/health/ready").get("ready"), 120)
-            self.wait(lambda: "all rungs ready" in self.log("leader"), 60)
         except BaseException:
             self.close()
             raise
