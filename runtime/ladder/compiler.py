@@ -105,7 +105,9 @@ class StepCompiler:
         self._lock = threading.Lock()
         self._steps: dict[str, CompiledStep] = {}
         self._futures: dict[str, Future[CompiledStep]] = {}
-        self._wanted: set[str] = set()  # by the newest orders; what else still compiles is freed when it is done
+        self._wanted: set[str] = (
+            set()
+        )  # by the newest orders; what else still compiles is freed when it is done
 
     def compile(self, buckets: Iterable[Bucket]) -> list[Future[CompiledStep]]:
         """Queue the helpers that every launch needs, then the rungs in the given order with their samplers.
