@@ -152,7 +152,7 @@ def test_the_leaders_end_is_noticed() -> None:
         (to_frame(["number", ORDER]), "it sent what is no message", "extension 1 is not expected here"),
         (to_frame(["obey\n", 1]), "it sent what is not known", "obey?"),
         (to_frame(["number", "many"]), "it sent what is not known", "number"),
-        (to_frame(["failed", "no memory\nat /home/me"]), "it has failed", "no memory?at /home/me"),
+        (to_frame(["failed", "no memory\nat /srv/me"]), "it has failed", "no memory?at /srv/me"),
     ],
 )
 def test_a_follower_that_says_nonsense_is_gone_and_its_words_are_for_operators(sent, reason, detail) -> None:
@@ -167,9 +167,9 @@ def test_a_follower_that_says_nonsense_is_gone_and_its_words_are_for_operators(s
 
 def test_this_hosts_own_error_is_for_operators() -> None:
     with cluster() as c:
-        c.leader.give_up("XlaRuntimeError: at /home/me")
+        c.leader.give_up("XlaRuntimeError: at /srv/me")
         assert c.troubles == ["host 0 of 3 has failed"]
-        assert c.leader.status()[0].detail == "XlaRuntimeError: at /home/me"
+        assert c.leader.status()[0].detail == "XlaRuntimeError: at /srv/me"
         c.wait(lambda: len(c.ends) == 2)
 
 
