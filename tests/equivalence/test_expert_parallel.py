@@ -41,13 +41,14 @@ TIGHT = {"exchange": "all_to_all", "capacity_factor": 0.1}  # rounds overflow
     ("shards", "tensor", "parallel"),
     [
         (2, 2, {"exchange": "all_to_all", "capacity_factor": 64.0, "micro_batch_overlap": "on"}),
+        (2, 1, TIGHT | {"micro_batch_overlap": "on"}),
         (3, 1, TIGHT),
         (5, 1, {"exchange": "gather", "redundant_experts": 3}),
         (6, 1, TIGHT),
         (7, 1, TIGHT | {"redundant_experts": 2}),
         (8, 1, {"exchange": "gather"}),
     ],
-    ids=["2x2-halves", "3-tight", "5-copies", "6-tight", "7-tight-copies", "8"],
+    ids=["2x2-halves", "2-tight-halves", "3-tight", "5-copies", "6-tight", "7-tight-copies", "8"],
 )
 def test_devices_are_one(shards, tensor, parallel, expected) -> None:
     driver = start(shards, tensor, **parallel)
@@ -57,6 +58,8 @@ def test_devices_are_one(shards, tensor, parallel, expected) -> None:
         _, collected = driver.steps[-1]
         assert collected.device_rows.shape == (2, shards)
         assert collected.device_rows.sum() == collected.expert_tokens.sum() > 0
+        has_halves = parallel.get("micro_batch_overlap") == "on"
+        assert [c.is_in_halves for c in driver.engine.overlap.values()] == [True, True] * has_halves
     finally:
         driver.close()
 
