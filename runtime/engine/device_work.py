@@ -102,8 +102,10 @@ class DeviceWork:
         assert self.mesh is not None
         if not isinstance(ffn, MoEParams):
             return
-        own = self._router_bias.setdefault(layer, np.asarray(ffn.router_bias))
-        self.state.params = with_router_bias(self.state.params, layer, self.mesh.put(own + bias))
+        if layer not in self._router_bias:  # read once: that waits for the device
+            self._router_bias[layer] = np.asarray(ffn.router_bias)
+        biased = self.mesh.put(self._router_bias[layer] + bias)
+        self.state.params = with_router_bias(self.state.params, layer, biased)
 
     def _move(self, move: MoveWeights) -> None:
         """Copy experts' weights to other slots, in place; the tables of copies are `SetCopies`'s business."""

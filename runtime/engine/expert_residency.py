@@ -33,7 +33,6 @@ class ResidencyShape:
     is_sparse: tuple[bool, ...]
     num_experts: int
     num_slots: int
-    num_staged: int
     expert_bytes: int
 
 

@@ -17,8 +17,7 @@ from pallas_kernels.linear.op import linear
 from runtime.cache.kv_pool import KVPool, write_pages, write_tokens
 from runtime.experts.asleep import Staged, foresee, part_resident_layer
 from runtime.experts.layer import ExpertLoad, moe_stages, no_load
-from runtime.experts.stages import Lane as StagedLane
-from runtime.experts.stages import Meeting, Stages, run_alone, run_in_turns
+from runtime.experts.stages import Lane, Meeting, Stages, run_alone, run_in_turns
 from runtime.experts.weights import MoEParams
 from runtime.model.architecture import Architecture, LayerKind
 from runtime.model.attention import attend_decode, attend_prefill, project_out, project_qkv
@@ -45,8 +44,8 @@ from runtime.model.sharding import ALONE, LayerSharding
 AttendFunction = Callable[[LayerKind, Array, Array, Array, Array], tuple[Array, Array]]
 
 
-class Lane(NamedTuple):
-    """A micro-batch on its way through the layers; a step has one or two."""
+class Half(NamedTuple):
+    """What the layers need of a micro-batch; a step has two, or one that is all of it."""
 
     tokens: Int[Array, " T"]
     positions: Int[Array, " T"]
@@ -65,22 +64,22 @@ def forward_prefill(
 ) -> tuple[Float[Array, "T D"], KVPool, ExpertLoad]:
     """Computes every chunk and writes its pages: (hidden before the final norm, pool, load of the experts [L, ...])."""
 
-    def lane(half: PrefillBatch) -> Lane:
-        places = locate_tokens(half)
-        page_ids = prefill_page_ids(half, page_size)
+    def prepare(part: PrefillBatch) -> Half:
+        places = locate_tokens(part)
+        page_ids = prefill_page_ids(part, page_size)
 
         def attend(layer: LayerKind, pages: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
             pages = write_pages(pages, k, v, page_ids)
-            return attend_prefill(q, pages, half, layer.sliding_window), pages
+            return attend_prefill(q, pages, part, layer.sliding_window), pages
 
-        return Lane(half.tokens, places.position, places.is_real, attend)
+        return Half(part.tokens, places.position, places.is_real, attend)
 
     if sharding.num_halves == 1:
-        (x,), pool, load = _forward(arch, params, pool, [lane(batch)], sharding)
+        (x,), pool, load = _forward(arch, params, pool, [prepare(batch)], sharding)
         return x, pool, load
     cut = choose_cut(batch, page_size, keys_of_linear_part(arch))
-    lanes = [lane(half) for half in halve_prefill(batch, cut)]
-    (first, second), pool, load = _forward(arch, params, pool, lanes, sharding)
+    halves = [prepare(part) for part in halve_prefill(batch, cut)]
+    (first, second), pool, load = _forward(arch, params, pool, halves, sharding)
     return join_prefill(first, second, cut), pool, load
 
 
@@ -95,22 +94,22 @@ def forward_decode(
 ) -> tuple[Float[Array, "B D"], KVPool, ExpertLoad]:
     """Computes one token a row and writes it to its page: (hidden before the final norm, pool, load of the experts)."""
 
-    def lane(half: DecodeBatch) -> Lane:
-        positions = jnp.where(half.active, half.positions, 0)
-        kv_len = jnp.where(half.active, half.positions + 1, 0)
-        page_ids = decode_page_ids(half, page_size)
+    def prepare(part: DecodeBatch) -> Half:
+        positions = jnp.where(part.active, part.positions, 0)
+        kv_len = jnp.where(part.active, part.positions + 1, 0)
+        page_ids = decode_page_ids(part, page_size)
 
         def attend(layer: LayerKind, pages: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
             pages = write_tokens(pages, k, v, page_ids, positions % page_size)
-            return attend_decode(q, pages, half.page_table, kv_len, layer.sliding_window), pages
+            return attend_decode(q, pages, part.page_table, kv_len, layer.sliding_window), pages
 
-        return Lane(half.tokens, positions, half.active, attend)
+        return Half(part.tokens, positions, part.active, attend)
 
     if sharding.num_halves == 1:
-        (x,), pool, load = _forward(arch, params, pool, [lane(batch)], sharding)
+        (x,), pool, load = _forward(arch, params, pool, [prepare(batch)], sharding)
         return x, pool, load
     (first, second), pool, load = _forward(
-        arch, params, pool, [lane(h) for h in halve_decode(batch)], sharding
+        arch, params, pool, [prepare(part) for part in halve_decode(batch)], sharding
     )
     return join_decode(first, second), pool, load
 
@@ -124,36 +123,36 @@ def unembed(arch: Architecture, params: Params, hidden: Float[Array, "N D"]) -> 
 
 
 def _forward(
-    arch: Architecture, params: Params, pool: KVPool, lanes: Sequence[Lane], sharding: LayerSharding
+    arch: Architecture, params: Params, pool: KVPool, halves: Sequence[Half], sharding: LayerSharding
 ) -> tuple[list[Float[Array, "T D"]], KVPool, ExpertLoad]:
-    """One lane to the end, or two in turns: a stage of one beside the exchange of the other (docs/expert_parallel.md)."""
+    """One half to the end, or two lanes in turns: a stage of one beside the exchange of the other (docs/expert_parallel.md)."""
     pages = list(pool.pages)
     with jax.named_scope("embed"):
-        hidden = [params.embedding[lane.tokens].astype(jnp.float32) for lane in lanes]
-        ropes = [rope_tables(arch.rope, lane.positions) for lane in lanes]
+        hidden = [params.embedding[half.tokens].astype(jnp.float32) for half in halves]
+        ropes = [rope_tables(arch.rope, half.positions) for half in halves]
     runs = [
-        partial(_lane_stages, arch, params, pages, lane, rope, sharding)
-        for lane, rope in zip(lanes, ropes, strict=True)
+        partial(_half_stages, arch, params, pages, half, rope, sharding)
+        for half, rope in zip(halves, ropes, strict=True)
     ]
-    if len(lanes) == 1:
+    if len(halves) == 1:
         results = [run_alone(runs[0]((hidden[0],)))]
     else:
-        first, second = (StagedLane(f"half_{i}", (hidden[i],), run) for i, run in enumerate(runs))
+        first, second = (Lane(f"half_{i}", (hidden[i],), run) for i, run in enumerate(runs))
         results = run_in_turns((first, second))
     loads = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *[load for _, load in results])
     return [x for x, _ in results], KVPool(tuple(pages)), loads
 
 
-def _lane_stages(
+def _half_stages(
     arch: Architecture,
     params: Params,
     pages: list[Array],
-    lane: Lane,
+    half: Half,
     rope: tuple[Array, Array],
     sharding: LayerSharding,
     start: tuple[Array, ...],
 ) -> Stages[tuple[Float[Array, "T D"], ExpertLoad]]:
-    """Layer by layer; writes the lane's part of `pages`, layer after layer, in which it reads what lanes ahead wrote."""
+    """Layer by layer; writes the half's part of `pages`, layer after layer, in which it reads what a half ahead wrote."""
     (x,) = start
     loads = []
     may_sleep, following = has_store(params), [*params.layers[1:], None]
@@ -164,18 +163,18 @@ def _lane_stages(
                 weights.attention.w_qkv.dtype
             )
             q, k, v = project_qkv(arch, weights.attention, normed, *rope)
-            attended, written = lane.attend(layer, pages[i], q, k, v)
+            attended, written = half.attend(layer, pages[i], q, k, v)
             if sharding.num_halves == 2:
-                # Or XLA copies all pages, so that this lane may read them after the other has written.
+                # Or XLA copies all pages, so that this half may read them after the other has written.
                 attended, written = lax.optimization_barrier((attended, written))
             pages[i] = written
         (attended,) = yield Meeting((attended,))
         with jax.named_scope("attention"):
             x = x + project_out(weights.attention, attended, sharding)
         if may_sleep:
-            mixed, load, staged = _part_resident_ffn(arch, weights, following[i], x, lane, staged)
+            mixed, load, staged = _part_resident_ffn(arch, weights, following[i], x, half, staged)
         else:
-            mixed, load = yield from _ffn_stages(arch, weights, x, lane.tokens, lane.is_real, sharding)
+            mixed, load = yield from _ffn_stages(arch, weights, x, half.tokens, half.is_real, sharding)
         x = x + mixed
         loads.append(load)
     return x, jax.tree.map(lambda *layers: jnp.stack(layers), *loads)
@@ -211,7 +210,7 @@ def _part_resident_ffn(
     weights: LayerParams,
     after: LayerParams | None,
     x: Float[Array, "T D"],
-    lane: Lane,
+    half: Half,
     staged: Staged | None,
 ) -> tuple[Float[Array, "T D"], ExpertLoad, Staged | None]:
     """As `_ffn_stages`, on one device, where experts may be asleep; and what was fetched ahead for the layer `after` this one.
@@ -220,19 +219,19 @@ def _part_resident_ffn(
     will add.
     """
     if not isinstance(weights.ffn, MoEParams):
-        mixed, _ = run_alone(_ffn_stages(arch, weights, x, lane.tokens, lane.is_real, ALONE))
+        mixed, _ = run_alone(_ffn_stages(arch, weights, x, half.tokens, half.is_real, ALONE))
         return mixed, no_load(max(1, arch.num_experts), has_store=True), None
     upcoming = None
     if after is not None and isinstance(after.ffn, MoEParams):
         foreseen = rms_norm(x, after.ffn_norm, arch.rms_norm_eps)
-        upcoming = foresee(after.ffn, foreseen, lane.is_real, arch.routing)
+        upcoming = foresee(after.ffn, foreseen, half.is_real, arch.routing)
     return part_resident_layer(
         weights.ffn,
         rms_norm(x, weights.ffn_norm, arch.rms_norm_eps),
-        lane.is_real,
+        half.is_real,
         routing=arch.routing,
         activation=arch.activation,
-        tokens=lane.tokens,
+        tokens=half.tokens,
         staged=staged,
         upcoming=upcoming,
     )
