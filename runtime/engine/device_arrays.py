@@ -58,6 +58,12 @@ def resident_slots(experts: ExpertsConfig, arch: Architecture) -> ResidentSlots 
             )
     if experts.resident_experts == 0:
         return None
+    if experts.resident_experts < arch.top_k:
+        raise ModelLoadError(
+            f"experts.resident_experts is {experts.resident_experts}; 0, or {arch.top_k} (what one token "
+            f"takes of this model) to {arch.num_experts}",
+            param="experts.resident_experts",
+        )
     return ResidentSlots(experts.resident_experts, experts.prefetch_experts)
 
 
@@ -69,7 +75,6 @@ def residency_shape(arch: Architecture, specs: Params, resident: ResidentSlots) 
         tuple(isinstance(ffn, MoEParams) for ffn in ffns),
         arch.num_experts,
         resident.num_slots,
-        resident.num_staged,
         (store.w_gate_up.nbytes + store.w_down.nbytes) // arch.num_experts,
     )
 

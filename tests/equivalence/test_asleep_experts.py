@@ -116,6 +116,7 @@ def test_text_is_the_same_whatever_wakes_and_sleeps(part, expected) -> None:
     ("experts", "field"),
     [
         ({"resident_experts": 9}, "experts.resident_experts is 9; 0 to 8"),
+        ({"resident_experts": 1}, r"experts.resident_experts is 1; 0, or 2 \(what one token"),
         ({"resident_experts": 2, "prefetch_experts": 8, "swaps_per_step": 1025}, "experts.swaps_per_step"),
         ({"prefetch_experts": 1}, "experts.prefetch_experts is 1; 0 only while"),
     ],
