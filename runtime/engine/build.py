@@ -33,12 +33,12 @@ from runtime.engine.device_work import DeviceWork
 from runtime.engine.distributed import start_distributed
 from runtime.engine.engine import Engine
 from runtime.engine.expert_mover import ExpertMover
-from runtime.engine.expert_residency import ResidencyShape
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.host_greeting import make_greeting, shaping_sections
 from runtime.engine.leader import ALONE, Leader
 from runtime.engine.loaded import Loaded
 from runtime.engine.loop import EngineLoop
+from runtime.engine.residency_shape import ResidencyShape
 from runtime.engine.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 from runtime.errors import ModelLoadError
 from runtime.experts.placement import ExpertPlacement

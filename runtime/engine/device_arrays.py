@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from runtime.cache.kv_pool import KVPool, abstract_kv_pool, make_kv_pool
 from runtime.config import ExpertsConfig, ParallelConfig
 from runtime.engine.device_state import DeviceState
-from runtime.engine.expert_residency import ResidencyShape
+from runtime.engine.residency_shape import ResidencyShape
 from runtime.errors import ModelLoadError
 from runtime.experts.copies import copies_table, num_places
 from runtime.experts.placement import ExpertPlacement

@@ -8,7 +8,6 @@ old ones. Nothing is compiled.
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from runtime.config import EngineConfig
 from runtime.engine.device_commands import SetSlots, WakeWeights
 from runtime.engine.engine import Engine
 from runtime.engine.expert_status import ResidencyStatus
+from runtime.engine.residency_shape import ResidencyShape
 from runtime.experts.residency import (
     AsleepColumn,
     Residency,
@@ -24,16 +24,6 @@ from runtime.experts.residency import (
     ResidencyReason,
     ResidencySettings,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ResidencyShape:
-    """Of all layers alike. is_sparse: which layers have experts. expert_bytes: weights of one expert of one layer."""
-
-    is_sparse: tuple[bool, ...]
-    num_experts: int
-    num_slots: int
-    expert_bytes: int
 
 
 class ExpertResidency:

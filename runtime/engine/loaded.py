@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from runtime.engine.engine import Engine
 from runtime.engine.expert_mover import ExpertMover
-from runtime.engine.expert_residency import ResidencyShape
+from runtime.engine.residency_shape import ResidencyShape
 from runtime.schedule.shards import AnyScheduler
 
 

@@ -17,9 +17,10 @@ from runtime.engine.balancing import ExpertBalancing
 from runtime.engine.change import LadderChange
 from runtime.engine.engine import CollectedStep, Engine
 from runtime.engine.expert_mover import ExpertMover
-from runtime.engine.expert_residency import ExpertResidency, ResidencyShape
+from runtime.engine.expert_residency import ExpertResidency
 from runtime.engine.ladder_swap import LadderSwap
 from runtime.engine.reconfigure import Envelope, fitting_ladder
+from runtime.engine.residency_shape import ResidencyShape
 from runtime.engine.stats import EngineStats
 from runtime.errors import InvalidRequest
 from runtime.ladder.bucket import Bucket
