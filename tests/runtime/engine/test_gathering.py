@@ -113,10 +113,14 @@ def test_who_says_nothing_holds_up_nobody(gathering) -> None:
 def test_a_hello_that_comes_byte_by_byte_has_one_deadline(gathering, monkeypatch) -> None:
     monkeypatch.setattr(leader_module, "HELLO_TIMEOUT_S", 0.3)
     start, hello = time.monotonic(), to_frame(["hello", 1, {"x": "y" * 10_000}])
-    with gathering.connect() as slow, pytest.raises(OSError, match=r"Broken pipe|reset"):
+
+    def drip(slow: socket.socket) -> None:
         for byte in hello:
             slow.sendall(bytes([byte]))
             time.sleep(0.02)
+
+    with gathering.connect() as slow, pytest.raises(OSError, match=r"Broken pipe|reset"):
+        drip(slow)
     assert time.monotonic() - start < 5
 
 
