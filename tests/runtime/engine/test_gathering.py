@@ -96,6 +96,10 @@ def test_words_of_a_stranger_are_one_line_of_the_log(gathering, caplog) -> None:
     with gathering.connect(to_frame(["hello", 1, GREETING | {"a\nCRITICAL": "b\rc"}])) as stranger:
         while stranger.recv(1000):
             pass
+    deadline = time.monotonic() + 5
+    while not any("refused" in message for message in caplog.messages):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
     assert "a?CRITICAL is None on host 0, b?c on host 1" in caplog.messages[-1]
     assert "\n" not in caplog.messages[-1]
 
