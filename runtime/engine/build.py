@@ -35,7 +35,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.host_greeting import make_greeting, shaping_sections
-from runtime.engine.leader import ALONE, Leader
+from runtime.engine.leader import NO_HOSTS, Leader
 from runtime.engine.loaded import Loaded
 from runtime.engine.loop import EngineLoop
 from runtime.engine.residency_shape import ResidencyShape
@@ -111,7 +111,7 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         tokenizer,
         grammars,
         load=partial(load_engine, config, path, arch, tokenizer.eos_ids, max_context, leader),
-        hosts=leader or ALONE,
+        hosts=leader or NO_HOSTS,
     )
     card = ModelCard(
         name=config.model.served_name or path.name,

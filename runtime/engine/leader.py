@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from runtime.config import ParallelConfig
 from runtime.engine.device_commands import DeviceCommand, to_message
@@ -36,8 +36,19 @@ MAX_TEXT = 500
 log = logging.getLogger(__name__)
 
 
-class Alone:
-    """What Leader is where one process has all devices: nobody to lose, nobody to tell."""
+class Hosts(Protocol):
+    """What the engine's loop asks of the other hosts."""
+
+    trouble: str
+
+    def on_gone(self, tell: Callable[[str], None]) -> None: ...
+    def await_trouble(self, timeout_s: float) -> str: ...
+    def status(self) -> tuple[HostStatus, ...]: ...
+    def close(self, reason: str) -> None: ...
+
+
+class NoHosts:
+    """Where one process has all devices: nobody to lose, nobody to tell."""
 
     trouble = ""
 
@@ -54,10 +65,10 @@ class Alone:
         """Nothing to close."""
 
 
-ALONE = Alone()
+NO_HOSTS = NoHosts()
 
 
-class Leader(Alone):
+class Leader:
     """`trouble` is empty while all hosts are well; after the first loss it names the host, and nothing works any more."""
 
     def __init__(self, parallel: ParallelConfig, greeting: dict[str, Any], sections: dict[str, Any]) -> None:

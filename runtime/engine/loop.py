@@ -21,7 +21,7 @@ from runtime.engine.commands import Abort, Call, Command, Configure, MoveExperts
 from runtime.engine.engine import Engine, InFlightStep
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder
 from runtime.engine.grammar import GrammarCompiler
-from runtime.engine.leader import ALONE, Alone
+from runtime.engine.leader import NO_HOSTS, Hosts
 from runtime.engine.loaded import Loaded
 from runtime.engine.reconfigure import plan_change, with_restart_fields_of
 from runtime.engine.request_streams import RequestStreams
@@ -58,7 +58,7 @@ class EngineLoop:
         tokenizer: Tokenizer,
         grammars: GrammarCompiler,
         load: Callable[[], Loaded],
-        hosts: Alone = ALONE,
+        hosts: Hosts = NO_HOSTS,
     ) -> None:
         """hosts: the Leader of an engine that spans several; `load` gathers them."""
         self._config, self._limits, self._tokenizer = config, limits, tokenizer
@@ -235,7 +235,7 @@ class EngineLoop:
             if self._state != "failed":
                 self._state = state
         if self._loaded is not None:
-            self._loaded.engine.shutdown(waits=state == "stopped" and self._hosts is ALONE)
+            self._loaded.engine.shutdown(waits=state == "stopped" and self._hosts is NO_HOSTS)
         self._take_snapshot()
         self._first_ready.set()
         self._all_ready.set()
