@@ -89,7 +89,9 @@ def test_text_through_moves_and_a_new_ladder_until_a_host_dies(hosts, expected, 
             """All prompts together may load both devices alike; one alone does not for long."""
             skewed.append(pool.submit(hosts.ids, PROMPTS[1], NUM_TOKENS))
             applied = hosts.client.post("/admin/v1/experts/rebalance", json={"reason": "test"})
-            assert applied.status_code in (200, 422, 503), applied.text  # nothing seen yet, or no plan in time
+            assert applied.status_code in (200, 422, 503), (
+                applied.text
+            )  # nothing seen yet, or no plan in time
             return applied.json().get("num_moves", 0) > 0
 
         hosts.wait(has_moves, 3 * PATIENCE_S)
