@@ -26,16 +26,17 @@ def copies_table(placement: ExpertPlacement, shares: np.ndarray | None = None) -
     Smooth weighted turns: in each place the copy that is furthest behind its share. Shares 3/4 and 1/4 of slots 5 and 7
     in four places: 5 5 7 5.
     """
+    table = _equal_turns(placement)
     if shares is None:
-        return _equal_turns(placement)
-    has_copy = placement.expert_slots >= 0
-    owed = np.zeros(shares.shape)
-    table = np.empty((*shares.shape[:2], num_places(placement.max_copies)), np.int32)
+        return table
+    layer, expert = np.nonzero(placement.copies > 1)  # the others have nothing to share
+    slots, part = placement.expert_slots[layer, expert], shares[layer, expert]  # [N, C]
+    owed, row = np.where(slots >= 0, 0.0, -np.inf), np.arange(len(slots))
     for place in range(table.shape[2]):
-        owed += shares
-        chosen = np.argmax(np.where(has_copy, owed, -np.inf), axis=2)[:, :, None]
-        np.put_along_axis(owed, chosen, np.take_along_axis(owed, chosen, 2) - 1, 2)
-        table[:, :, place] = np.take_along_axis(placement.expert_slots, chosen, 2)[:, :, 0]
+        owed += part
+        chosen = np.argmax(owed, axis=1)
+        owed[row, chosen] -= 1
+        table[layer, expert, place] = slots[row, chosen]
     return table
 
 
