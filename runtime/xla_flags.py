@@ -6,8 +6,9 @@ A flag that the environment sets already stays as it is: the operator's word cou
 import os
 import re
 
+VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 DOT_MERGER = "--xla_gpu_dot_merger_threshold_mb"
-OF_A_HOST = ("--xla_force_host_platform_device_count", "--xla_dump_")
+OF_A_HOST = (VIRTUAL_DEVICES, "--xla_dump_")
 
 WANTED = {
     # Full vectors on CPUs that have AVX-512: 15 % less processor time in products of few rows (docs/moe_on_cpu.md).
@@ -24,6 +25,19 @@ def set_xla_flags() -> None:
     missing = [f"{name}={value}" for name, value in WANTED.items() if name not in present]
     if missing:
         os.environ["XLA_FLAGS"] = " ".join([present, *missing]).strip()
+
+
+def settle_flags(micro_batch_overlap: str) -> None:
+    """`set_xla_flags`, and what parallel.micro_batch_overlap needs of them. Raises ValueError as `check_overlap_flags`."""
+    set_xla_flags()
+    if micro_batch_overlap != "off":
+        check_overlap_flags()
+
+
+def use_virtual_devices(num_devices: int) -> None:
+    """Make so many devices of this machine's CPU, for measurements and tests; the last such flag counts."""
+    present = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{present} {VIRTUAL_DEVICES}={num_devices}".strip()
 
 
 def shared_flags() -> dict[str, str]:

@@ -6,7 +6,6 @@ continues their beginnings greedily. The same model on one device says what roun
 
 import argparse
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from runtime.bench.report import console, machine_stamp, print_table
 from runtime.bench.running import DEMO_MODEL
 from runtime.config import parse_config
 from runtime.request import Request, SamplingParams
+from runtime.xla_flags import use_virtual_devices
 
 NUM_DEVICES, WINDOW, NUM_WINDOWS = 4, 256, 16
 PROMPT, CONTINUATION = 64, 48  # tokens of a window's beginning, and of its continuation
@@ -50,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from runtime.engine.tokenizer import HFTokenizer  # noqa: PLC0415 - JAX must see the flag first
 
-    flag = f"--xla_force_host_platform_device_count={NUM_DEVICES}"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    use_virtual_devices(NUM_DEVICES)
     tokens = HFTokenizer(DEMO_MODEL).encode(args.text.read_text(encoding="utf-8"))
     if len(tokens) < WINDOW * NUM_WINDOWS:
         raise ValueError(

@@ -7,7 +7,6 @@ windows before the scored ones are there for it to settle. No expert moves and n
 
 import argparse
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from runtime.bench.report import machine_stamp, print_table
 from runtime.bench.running import DEMO_MODEL
+from runtime.xla_flags import use_virtual_devices
 
 if TYPE_CHECKING:
     from runtime.engine.loaded import Loaded
@@ -147,8 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     strengths = STRENGTHS if args.strengths is None else read_strengths(args.strengths)
-    flag = f"--xla_force_host_platform_device_count={args.devices}"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    use_virtual_devices(args.devices)
     from runtime.engine.tokenizer import HFTokenizer  # noqa: PLC0415 - JAX, as above
 
     tokens = HFTokenizer(DEMO_MODEL).encode(args.text.read_text(encoding="utf-8"))

@@ -7,7 +7,6 @@ machine's cores, so times are of this machine only; both kinds of steps are.
 
 import argparse
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from runtime.experts.move_order import transfers
 from runtime.experts.moves import plan_moves, relabel
 from runtime.experts.placement import ExpertPlacement, Move
 from runtime.request import Request, SamplingParams
+from runtime.xla_flags import use_virtual_devices
 
 if TYPE_CHECKING:
     from runtime.engine.engine import CollectedStep
@@ -56,8 +56,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(
                 f"--{name.replace('_', '-')} must be in [{low}, {high}], not {getattr(args, name)}"
             )
-    flag = f"--xla_force_host_platform_device_count={args.devices}"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    use_virtual_devices(args.devices)
     result = {"machine": machine_stamp()} | measure(
         args.devices, args.moves_per_step, args.repeats, args.stretches
     )

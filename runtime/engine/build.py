@@ -56,7 +56,7 @@ from runtime.model.spec import Place, device_nbytes, tree_nbytes
 from runtime.schedule.request_checks import ModelLimits
 from runtime.schedule.scheduler import Scheduler
 from runtime.schedule.shards import AnyScheduler, ShardedScheduler
-from runtime.xla_flags import check_overlap_flags, set_xla_flags
+from runtime.xla_flags import settle_flags
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "demo-moe"
 DUMMY_SEED = 0
@@ -88,9 +88,7 @@ class BuiltEngine:
 
 def build_engine(config: EngineConfig) -> BuiltEngine:
     """Raises ModelLoadError when the folder is not a model that can be served."""
-    set_xla_flags()
-    if config.parallel.micro_batch_overlap != "off":
-        check_overlap_flags()
+    settle_flags(config.parallel.micro_batch_overlap)
     if config.parallel.host_id != 0:
         raise ModelLoadError(
             f"parallel.host_id is {config.parallel.host_id}; host 0 serves, the others are started as "

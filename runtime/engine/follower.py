@@ -23,7 +23,7 @@ from runtime.engine.host_channel import HostChannel, HostGone
 from runtime.engine.host_frames import MAX_COMMAND_BYTES, BadFrame, printable
 from runtime.engine.host_greeting import config_of_leader, make_greeting
 from runtime.errors import RuntimeFault
-from runtime.xla_flags import check_overlap_flags, set_xla_flags
+from runtime.xla_flags import settle_flags
 
 RETRY_S = 0.2
 MAX_TEXT = 500
@@ -183,9 +183,7 @@ def main(argv: list[str] | None = None) -> int:
                 f"parallel.host_id is 0, which python -m control_plane is; a follower is one of 1 to "
                 f"{config.parallel.hosts - 1} (--host-id)"
             )
-        set_xla_flags()
-        if config.parallel.micro_batch_overlap != "off":
-            check_overlap_flags()
+        settle_flags(config.parallel.micro_batch_overlap)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

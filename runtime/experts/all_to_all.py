@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from runtime.experts.dispatch import plan_pairs, weigh
+from runtime.experts.dispatch import plan_on_device, plan_pairs, weigh
 from runtime.experts.exchange_spec import Exchange, Experts
 from runtime.experts.router import Routing
 from runtime.experts.stages import Parcel, Stages, run_alone
@@ -37,9 +37,7 @@ def exchange_by_token(
     arrived = yield Parcel("dispatch", exchange.axis, to_all)
     with jax.named_scope("dispatch"):
         here, labels = from_wire(arrived, x.dtype, width)
-        local = labels[:, :top_k] - lax.axis_index(exchange.axis) * slots_per_device
-        is_here = (local >= 0) & (local < slots_per_device)
-        order = plan_pairs(jnp.where(is_here, local, slots_per_device).reshape(-1), slots_per_device)
+        order = plan_on_device(labels[:, :top_k], lax.axis_index(exchange.axis), slots_per_device)
         weights = lax.bitcast_convert_type(labels[:, top_k:], jnp.float32)
     with jax.named_scope("experts"):
         computed = experts(here[order.pair_of_row // top_k], order.group_sizes)

@@ -48,6 +48,13 @@ def plan_pairs(experts: Int[Array, " N"], num_experts: int) -> Dispatch:
     return Dispatch(pair_of_row, row_of_pair, jnp.sum(belongs, axis=0, dtype=jnp.int32))
 
 
+def plan_on_device(slots: Int[Array, "T k"], device: Int[Array, ""], slots_per_device: int) -> Dispatch:
+    """The pairs whose physical slot, of all devices, lies on this device, by its own slots; others go past the end."""
+    local = slots - device * slots_per_device
+    is_here = (local >= 0) & (local < slots_per_device)
+    return plan_pairs(jnp.where(is_here, local, slots_per_device).reshape(-1), slots_per_device)
+
+
 def permute(dispatch: Dispatch, x: Float[Array, "T D"], top_k: int) -> Float[Array, "N D"]:
     """Each pair's token, sorted by expert."""
     return x[dispatch.pair_of_row // top_k]

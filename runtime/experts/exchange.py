@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from runtime.experts.all_to_all import exchange_by_pair, exchange_by_token
-from runtime.experts.dispatch import plan_pairs, weigh
+from runtime.experts.dispatch import plan_on_device, plan_pairs, weigh
 from runtime.experts.exchange_kind import ExchangeKind
 from runtime.experts.exchange_spec import Exchange, Experts
 from runtime.experts.router import Routing
@@ -54,9 +54,7 @@ def _gather(
     with jax.named_scope("dispatch"):
         everyone = _move(x, exchange, lambda a: lax.all_gather(a, axis, tiled=True))
         slots, weights = (lax.all_gather(a, axis, tiled=True) for a in (slots, routing.weights))
-        local = slots - lax.axis_index(axis) * slots_per_device
-        is_here = (local >= 0) & (local < slots_per_device)
-        order = plan_pairs(jnp.where(is_here, local, slots_per_device).reshape(-1), slots_per_device)
+        order = plan_on_device(slots, lax.axis_index(axis), slots_per_device)
     with jax.named_scope("experts"):
         y = experts(everyone[order.pair_of_row // top_k], order.group_sizes)
     with jax.named_scope("combine"):

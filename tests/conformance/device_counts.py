@@ -141,9 +141,10 @@ def main() -> int:
     cases = all_cases()
     if unknown := set(args.only or ()) - {case.name for case in cases}:
         parser.error(f"--only {sorted(unknown)}: allowed are {sorted({case.name for case in cases})}")
+    from runtime.xla_flags import use_virtual_devices
+
     os.environ["JAX_PLATFORMS"] = "cpu"
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={MAX_DEVICES}".strip()
+    use_virtual_devices(MAX_DEVICES)
 
     faulthandler.dump_traceback_later(STUCK_AFTER_S, exit=True)
     driver = start(Case(1, 1))
