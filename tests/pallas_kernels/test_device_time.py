@@ -36,6 +36,12 @@ def test_a_chain_ends_with_the_link_of_its_last_call() -> None:
     assert float(zero) == 0.0
 
 
+def test_a_chain_lost_in_noise_still_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = device_time._Chain(prepared(4))
+    monkeypatch.setattr(chain, "_best_s", lambda program: 0.25)
+    assert chain.run() == [0.25 / device_time.LONG_CHAIN]
+
+
 def test_wall_time_and_turns() -> None:
     calls: list[str] = []
 
