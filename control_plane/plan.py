@@ -27,6 +27,7 @@ MAX_SEQUENCES = 512  # prompts x n of one call
 DEFAULT_MAX_TOKENS = 16
 MIN_TOP_P = 1e-6  # what top_p = 0 means: the best token alone
 MAX_TOOL_CALLS = 8
+TRAFFIC_KEY = "traffic_key"  # of a request's metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ async def _plan(
             latest_start_s,
             body.priority or 0,
             _cache_salt(key_id, body.cache_salt),
+            _traffic_key(key_id, body),
         )
         for index in range(len(prompts) * body.num_choices)
     ]
@@ -179,6 +181,11 @@ async def _plan(
 def _cache_salt(key_id: str, asked: str | None) -> str:
     """Prefixes are shared within one key only: a hit would tell what others have sent (CVE-2025-46570)."""
     return f"{key_id}:{asked or ''}" if key_id or asked else ""
+
+
+def _traffic_key(key_id: str, body: Sampling) -> str:
+    """What the caller says, else who it is: texts of one caller are alike more often than not."""
+    return (body.metadata or {}).get(TRAFFIC_KEY) or key_id
 
 
 def _params(

@@ -73,7 +73,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to generate. `n` of the HTTP API becomes n requests. Times are `time.monotonic()` seconds."""
+    """One sequence to generate. `n` of the HTTP API becomes n requests. Times are `time.monotonic()` seconds.
+
+    traffic_key: what kind of text it is, as the caller says (data set, route, tenant); only forecasts of the experts' load
+    go by it.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -82,6 +86,7 @@ class Request:
     deadline_s: float | None = None
     priority: int = 0
     cache_salt: str = ""
+    traffic_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from runtime.adaptive.decision import DecisionLog
 from runtime.config import EngineConfig
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_planning import ExpertPlanning
-from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus
+from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus, ForecastStatus
+from runtime.engine.traffic_mix import Mixes
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.experts.load_predictor import LoadPredictor
 from runtime.experts.placement import ExpertPlacement
@@ -55,12 +56,16 @@ class ExpertBalancing:
         clock: Callable[[], float] = time.monotonic,
         forget_prefixes: Callable[[], None] = lambda: None,
         hour: Callable[[], float] = hour_of_day,
+        end_mix: Callable[[], Mixes] = lambda: (None, None),
     ) -> None:
-        """forget_prefixes: clears the prefix cache, where KV of other experts than the router's choice may lie."""
+        """forget_prefixes: clears the prefix cache, where KV of other experts than the router's choice may lie.
+
+        end_mix: called once for each window with tokens; tokens by traffic key of this one and of the next.
+        """
         placement = mover.placement
         self.config = config
         self._mover, self._decisions, self._clock = mover, decisions, clock
-        self._forget_prefixes, self._hour = forget_prefixes, hour
+        self._forget_prefixes, self._hour, self._end_mix = forget_prefixes, hour, end_mix
         self._predictor = LoadPredictor(placement.num_layers, placement.num_experts)
         self._planning = ExpertPlanning()
         self._state = RebalanceState()
@@ -79,6 +84,7 @@ class ExpertBalancing:
         self._loads: np.ndarray | None = None  # rows of each expert in a step, forecast
         self._uncertainty: np.ndarray | None = None  # its standard errors
         self._imbalance: float | None = None
+        self._forecast: ForecastStatus | None = None
         self._lean: np.ndarray | None = (
             None  # bias of the choice of experts, [L, E]; None while there is none
         )
@@ -188,6 +194,7 @@ class ExpertBalancing:
             reason=self._shown_reason,
             alarm=self._state.alarm,
             overlap=mover.overlap,
+            forecast=self._forecast,
         )
 
     def _pause(self, done: Future[ExpertAnswer]) -> None:
@@ -247,8 +254,15 @@ class ExpertBalancing:
             self._imbalance = float(imbalance(self._window_rows.astype(np.float64)).mean())
             has_experts = self._window.any(axis=1)
             hour = self._hour()
-            self._predictor.observe(np.where(has_experts[:, None], self._window, 1), hour=hour)
-            forecast = self._predictor.predict(hour=hour)
+            seen, coming = self._end_mix()
+            self._predictor.observe(np.where(has_experts[:, None], self._window, 1), seen, hour)
+            forecast = self._predictor.predict(coming, hour)
+            total = sum((coming or {}).values())
+            self._forecast = ForecastStatus(
+                forecast.source.value,
+                {source.value: error for source, error in forecast.errors.items()},
+                {key: part / total for key, part in (coming or {}).items()},
+            )
             a_step = self._window.sum(axis=1, keepdims=True) / self._window_steps
             self._loads, self._uncertainty = forecast.loads * a_step, forecast.uncertainty * a_step
             self._lean_more()

@@ -17,13 +17,26 @@ class OverlapChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class ForecastStatus:
+    """Where the forecast of the experts' loads comes from (`runtime.experts.load_predictor`).
+
+    source: who made it. errors: each source's error of late, a distance in [0, 1]. next_traffic: shares of traffic keys in the
+    next window, as foreseen from what runs and waits; empty where no request says its key.
+    """
+
+    source: str
+    errors: Mapping[str, float]
+    next_traffic: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertStatus:
     """slot_experts: the expert in each physical slot, by layer; slots lie on devices in order.
 
     device_rows: rows that each device's experts computed since the start, by layer. imbalance: (max - mean) / mean over
     devices of the last window's rows, mean over layers; None before the first. waiting_moves: ordered, not yet applied.
     reason: why experts move or do not (docs/expert_parallel.md). alarm: a sentence while a plan is overdue.
-    overlap: rungs that were measured in both forms.
+    overlap: rungs that were measured in both forms. forecast: None before the first window.
     """
 
     num_devices: int
@@ -38,6 +51,7 @@ class ExpertStatus:
     reason: str
     alarm: str | None
     overlap: tuple[OverlapChoice, ...] = ()
+    forecast: ForecastStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from runtime.engine.ladder_swap import LadderSwap
 from runtime.engine.reconfigure import Envelope, fitting_ladder
 from runtime.engine.residency_shape import ResidencyShape
 from runtime.engine.stats import EngineStats
+from runtime.engine.traffic_mix import TrafficMix
 from runtime.errors import InvalidRequest
 from runtime.ladder.bucket import Bucket
 from runtime.ladder.learned import RungCost
-from runtime.schedule.plan import Phase
+from runtime.schedule.plan import Phase, StepPlan
 from runtime.schedule.policy import limit_burst
 from runtime.schedule.shards import AnyScheduler
 
@@ -46,9 +47,18 @@ class Steering:
         residency: ResidencyShape | None = None,
     ) -> None:
         self.config = config
-        forget = scheduler.clear_prefix_cache
+        self._mix = TrafficMix(lambda: tuple(scheduler.sequences.values()))
         self.balancing = (
-            ExpertBalancing(config, mover, decisions, clock, forget) if mover is not None else None
+            ExpertBalancing(
+                config,
+                mover,
+                decisions,
+                clock,
+                forget_prefixes=scheduler.clear_prefix_cache,
+                end_mix=self._mix.end_window,
+            )
+            if mover is not None
+            else None
         )
         self.residency = (
             ExpertResidency(config, engine, residency, decisions, clock) if residency is not None else None
@@ -121,9 +131,10 @@ class Steering:
             )
         return self.balancing
 
-    def on_experts(self, collected: CollectedStep, num_steps: int, step_s: float) -> None:
+    def on_experts(self, plan: StepPlan, collected: CollectedStep, num_steps: int, step_s: float) -> None:
         """What the same launch asked of the experts."""
         if self.balancing is not None:
+            self._mix.on_step(plan, collected.result, num_steps)
             self.balancing.on_step(collected.expert_tokens, collected.device_rows, num_steps, step_s)
         if self.residency is not None and collected.asleep is not None:
             self.residency.on_step(collected.expert_tokens, collected.asleep, num_steps)

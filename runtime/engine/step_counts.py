@@ -23,4 +23,4 @@ def count_step(
     if steering is not None:
         step_s = busy_s / num_steps
         steering.on_step(phase, step_s)
-        steering.on_experts(collected, num_steps, step_s)
+        steering.on_experts(step.plan, collected, num_steps, step_s)

@@ -87,6 +87,12 @@ class ShardedScheduler:
             shard.policy = part
 
     @property
+    def sequences(self) -> dict[str, Sequence]:
+        """Running and waiting ones by request id; those of the common line last, in its order."""
+        bound = (s for shard in self.shards for s in shard.sequences.values())
+        return {s.request_id: s for s in (*bound, *self._line)}
+
+    @property
     def num_waiting(self) -> int:
         return len(self._line) + sum(s.num_waiting for s in self.shards)
 

@@ -52,6 +52,26 @@ async def test_an_operator_moves_experts_under_load(loop) -> None:
         assert (line["reason"], line["order"], line["result"]) == ("evening", {"rebalance": "apply"}, "done")
 
 
+async def test_traffic_keys_of_requests_are_what_the_next_window_is_foreseen_from(loop) -> None:
+    async with live_server(loop) as server:
+        body = {
+            "model": "tiny",
+            "prompt": "some words",
+            "max_tokens": 16,
+            "metadata": {"traffic_key": "translation"},
+        }
+
+        def is_foreseen() -> bool:
+            forecast = loop.snapshot().experts.forecast
+            return forecast is not None and "translation" in forecast.next_traffic
+
+        assert (await server.client.post("/v1/completions", json=body)).status_code == 200
+        await eventually(is_foreseen)
+        shown = (await server.get(EXPERTS))["experts"]["forecast"]
+        assert shown["next_traffic"]["translation"] > 0
+        assert shown["source"] in shown["errors"] or not shown["errors"]
+
+
 async def test_pause_and_pin(loop) -> None:
     async with live_server(loop) as server:
         paused = await server.client.post(f"{EXPERTS}/pause", json={"paused": True})

@@ -104,6 +104,14 @@ async def test_salt_and_priority_reach_the_engine(client: httpx.AsyncClient, eng
     assert (engine.submitted[0].cache_salt, engine.submitted[0].priority) == (":s", -3)
 
 
+async def test_the_callers_word_for_its_traffic_reaches_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    await ask(client, metadata={"traffic_key": "translation", "other": "x"})
+    await ask(client)
+    assert [request.traffic_key for request in engine.submitted] == ["translation", ""]
+
+
 async def test_suffix_and_explicit_no_stream_are_listed_as_ignored(client: httpx.AsyncClient) -> None:
     answer = await ask(client, suffix="x", stream=False, stream_options={"include_usage": True})
     assert answer.headers["x-ignored-fields"] == "suffix, stream_options"

@@ -10,6 +10,7 @@ from runtime.engine.balancing import ExpertBalancing
 from runtime.engine.commands import MoveExperts
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_status import ExpertOrder
+from runtime.engine.traffic_mix import Mixes
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.experts.copies import copies_table
 from runtime.experts.placement import ExpertPlacement, Move
@@ -32,6 +33,7 @@ class Served:
         self.mover = ExpertMover(self.slots, self.start)
         self.decisions = DecisionLog(64)
         self.num_forgotten, self.hour = 0, 0.0
+        self.mixes: Mixes = (None, None)
         self.balancing = ExpertBalancing(
             expert_config(**batch_processing),
             self.mover,
@@ -39,6 +41,7 @@ class Served:
             lambda: self.now_s,
             self._forget,
             lambda: self.hour,
+            lambda: self.mixes,
         )
 
     def _forget(self) -> None:
@@ -325,3 +328,18 @@ def test_a_caller_that_gives_up_while_its_plan_is_made_harms_nobody():
     for _ in range(10):
         served.step()
     assert done.result(0).num_moves > 0
+
+
+def test_what_waits_is_balanced_for_before_a_token_of_it_is_computed():
+    """Two kinds of text take turns; the plan that is made while one runs is for the other, which waits."""
+    served, kinds = Served(), {"code": TOKENS, "chat": TOKENS[:, ::-1].copy()}
+    for turn in range(24):
+        now, coming = ("code", "chat") if turn % 2 else ("chat", "code")
+        served.mixes = {now: 100.0}, {coming: 100.0}
+        served.step(tokens=kinds[now])
+    forecast, loads = served.balancing.status().forecast, served.balancing._loads
+    assert forecast is not None
+    assert (forecast.source, forecast.next_traffic) == ("mix", {"chat": 1.0})
+    assert forecast.errors["mix"] < 0.1 * forecast.errors["last_window"]
+    assert loads is not None
+    np.testing.assert_allclose(loads, kinds["chat"], rtol=0.05)

@@ -44,6 +44,8 @@ def test_rows_go_to_the_emptier_shard_and_the_rest_waits_in_one_line() -> None:
     plan = scheduler.schedule()
     assert rows_of(plan) == {"a": 0, "c": 1, "b": 2, "d": 3}
     assert (scheduler.num_waiting, scheduler.num_running, scheduler.num_used_pages) == (1, 4, 8)
+    assert list(scheduler.sequences)[-1] == "e", "the common line comes last"
+    assert sorted(scheduler.sequences) == list("abcde")
     scheduler.check_integrity()
     scheduler.collect(plan, result_of(plan))
     assert scheduler.abort("b") is not None
