@@ -7,7 +7,7 @@ window and judged on the next one, as everywhere in `expert_replay.py`. Imports 
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,7 @@ def replay_traffic(
 
 
 def _draw(
-    rng: np.random.Generator, tasks: dict[str, Iterator[np.ndarray]], tokens: Counter[str]
+    rng: np.random.Generator, tasks: Mapping[str, Iterator[np.ndarray]], tokens: Counter[str]
 ) -> np.ndarray:
     """Counts [L, E] of so many tokens of each task."""
     parts = []
@@ -84,7 +84,7 @@ def _draw(
         step = next(tasks[task])
         top_k = int(step[0].sum()) // STEP_TOKENS
         parts.append(rng.multinomial(number * top_k, step / step.sum(axis=1, keepdims=True)))
-    return np.sum(parts, axis=0, dtype=np.int64)
+    return np.stack(parts).sum(axis=0)
 
 
 def _scheduler() -> Scheduler:

@@ -4,8 +4,8 @@ Which experts are hot follows the kind of text. A request says its kind by its t
 experts will be wanted before a token of it was computed. Owned by the engine's thread.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 
 from runtime.schedule.plan import Phase, StepPlan, StepResult
 from runtime.schedule.sequence import Sequence
@@ -46,7 +46,7 @@ class TrafficMix:
         prefilled, num_steps = self._prefilled, self._num_steps
         seen = prefilled + self._decoded
         room = prefilled.total()
-        coming: Counter[str] = Counter()
+        coming: defaultdict[str, float] = defaultdict(float)
         for sequence in self._alive():
             key = sequence.request.traffic_key
             left = _tokens_to_prefill(sequence)
@@ -67,11 +67,11 @@ def _tokens_to_prefill(sequence: Sequence) -> int:
     return max(0, sequence.prefill_end - sequence.num_scheduled)
 
 
-def _most(tokens: Counter[str]) -> dict[str, float] | None:
+def _most(tokens: Mapping[str, float]) -> dict[str, float] | None:
     """The keys with most tokens; those of the others count as of none."""
-    kept = dict(tokens.most_common(MAX_KEYS - 1))
-    rest = tokens.total() - sum(kept.values())
+    by_size = sorted(((number, key) for key, number in tokens.items() if number > 0), reverse=True)
+    known = {key: float(number) for number, key in by_size[: MAX_KEYS - 1]}
+    rest = sum(number for number, _ in by_size[MAX_KEYS - 1 :])
     if rest:
-        kept[NO_KEY] = kept.get(NO_KEY, 0) + rest
-    known = {key: float(number) for key, number in kept.items() if number > 0}
+        known[NO_KEY] = known.get(NO_KEY, 0.0) + rest
     return known if known.keys() - {NO_KEY} else None
