@@ -252,7 +252,7 @@ class ExpertBalancing:
         """End a window: learn from it and ask the controller."""
         if self._window_steps and self._window.any():
             self._imbalance = float(imbalance(self._window_rows.astype(np.float64)).mean())
-            has_experts = (self._window > 0).any(axis=1)
+            has_experts = self._window.any(axis=1)
             hour = self._hour()
             seen, coming = self._end_mix()
             self._predictor.observe(np.where(has_experts[:, None], self._window, 1), seen, hour)
