@@ -85,7 +85,7 @@ class DeviceMesh:
         slot_experts: the expert in each physical slot, [P]; an array by expert becomes one by slot.
         """
         host, sharding = self._by_tensor_shard(array, host), self.sharding(self.spec_of(array))
-        if array.axes[0] != "expert" or slot_experts is None:
+        if array.axes[:1] != ("expert",) or slot_experts is None:
             return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
         held, shape = np.asarray(slot_experts), (len(slot_experts), *host.shape[1:])
 

@@ -31,7 +31,7 @@ from runtime.experts.rebalancing import (
     decide_rebalancing,
     without_plan,
 )
-from runtime.experts.shares import copy_shares, imbalance, lean_between_experts, slot_shares
+from runtime.experts.shares import imbalance, lean_between_experts
 
 log = logging.getLogger(__name__)
 
@@ -92,15 +92,14 @@ class ExpertBalancing:
         self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
 
     def configure(self, config: EngineConfig) -> None:
-        """Take over live fields: both weights, where they get 0, from the next launch on.
+        """Take over live fields: `expert_balance_weight` holds from the next launch on.
 
-        A lower `expert_lean_between` holds at once too, a higher one from the next window. At 0 the router chooses alone again,
+        So does a lower `expert_lean_between`, a higher one from the next window. At 0 the router chooses alone again,
         and cached prefixes go: their KV may be of experts that it would not have chosen.
         """
-        self.config = config
-        if self._mover.shares_of is not None and config.batch_processing.expert_balance_weight == 0:
-            self._mover.set_shares(None)
-            self._mover.shares_of = None
+        before, self.config = self.config.batch_processing.expert_balance_weight, config
+        if (share := config.batch_processing.expert_balance_weight) != before:
+            self._mover.set_balance_weight(share)
         weight = config.batch_processing.expert_lean_between
         if self._lean is None or 0 < weight >= np.abs(self._lean).max():
             return
@@ -285,16 +284,7 @@ class ExpertBalancing:
             mover.order(choice.moves)
         elif choice.moves:
             mover.add(choice.moves)
-        if choice.shares is not None and self.config.batch_processing.expert_balance_weight > 0:
-            mover.set_shares(choice.shares)
-            mover.shares_of = self._shares_of
         self._tell(now_s, choice.reason, len(choice.moves), choice.inputs)
-
-    def _shares_of(self, layer: int, placement: ExpertPlacement) -> np.ndarray:
-        """How a layer that has moved shares, [1, E, C], from the same forecast as the layers that stay."""
-        assert self._loads is not None  # this is asked once shares were set
-        weight = self.config.batch_processing.expert_balance_weight
-        return copy_shares(placement, slot_shares(placement, self._loads[[layer]], weight))
 
     def _lean_more(self) -> None:
         """A tenth of the way to the bias that this window asks for.

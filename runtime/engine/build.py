@@ -215,7 +215,8 @@ def load_devices(
         num_pages = count_pages(config.kv_cache, arch, shape, dtype, specs, mesh)
         if hosts is not None:
             num_pages = hosts.smallest(num_pages)
-        arrays = DeviceArrays(arch, shape, num_pages, dtype, mesh, placement, resident)
+        weight = config.batch_processing.expert_balance_weight
+        arrays = DeviceArrays(arch, shape, num_pages, dtype, mesh, placement, resident, weight)
         compiler = StepCompiler(
             arch,
             shape,

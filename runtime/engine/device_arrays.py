@@ -18,7 +18,7 @@ from runtime.config import ExpertsConfig, ParallelConfig
 from runtime.engine.device_state import DeviceState
 from runtime.engine.residency_shape import ResidencyShape
 from runtime.errors import ModelLoadError
-from runtime.experts.copies import copies_table, num_places
+from runtime.experts.copies import copies_table, table_len
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.weights import ExpertStore, MoEParams
 from runtime.ladder.compiler import AbstractState
@@ -86,7 +86,9 @@ def weight_specs(
     resident: ResidentSlots | None = None,
 ) -> Params:
     """Params of ArraySpec; with a placement, of its slots; with resident slots, of these and a store."""
-    slots = placement and ExpertSlots(placement.num_slots, num_places(placement.max_copies))
+    slots = placement and ExpertSlots(
+        placement.num_slots, table_len(arch.num_experts, placement.num_slots, placement.max_copies)
+    )
     return abstract_params(arch, dtype, slots or resident)
 
 
@@ -102,9 +104,12 @@ class DeviceArrays:
         mesh: DeviceMesh | None = None,
         placement: ExpertPlacement | None = None,
         resident: ResidentSlots | None = None,
+        balance_weight: float = 0.0,
     ) -> None:
+        """balance_weight: expert_balance_weight to start with, of several devices."""
         self._arch, self._shape, self._num_pages, self._dtype = arch, shape, num_pages, dtype
         self._mesh, self.placement, self._resident = mesh, placement, resident
+        self._balance_weight = balance_weight
         self._specs = weight_specs(arch, dtype, placement, resident)
 
     def abstract_state(self) -> AbstractState:
@@ -152,6 +157,8 @@ class DeviceArrays:
         sampling: SamplingState = make_sampling_state(num_slots - 1, self._arch.vocab_size)
         sampling = jax.tree.map(partial(self._mesh.spread, SHARDS), sampling)
         if self.placement is not None:
+            weight = self._mesh.put(np.float32(self._balance_weight))
+            params = replace(params, balance_weight=weight)
             for layer, table in enumerate(copies_table(self.placement)):
                 params = with_copies(params, layer, self._mesh.put(table))
                 if not self._arch.has_router_bias:

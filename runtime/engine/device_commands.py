@@ -55,18 +55,17 @@ class ScorePrompt:
 
 @dataclass(frozen=True, slots=True)
 class MoveWeights:
-    """Copy experts of a layer into other slots: (to_slot, from_slot) of each, [SLOTS_A_TRANSFER, 2], -1 for none."""
+    """Copy experts of a layer into other slots and set its table of copies: an order of `move_order.order_of`."""
 
     layer: int
     order: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
-class SetCopies:
-    """Which slot each row takes for each expert of a layer, [E, R]."""
+class SetBalanceWeight:
+    """How unequally copies of an expert may share its rows: expert_balance_weight, in [0, 0.5]."""
 
-    layer: int
-    table: np.ndarray
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ type DeviceCommand = (
     | RunStep
     | ScorePrompt
     | MoveWeights
-    | SetCopies
+    | SetBalanceWeight
     | LeanRouter
     | WakeWeights
     | SetSlots

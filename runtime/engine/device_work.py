@@ -18,7 +18,7 @@ from runtime.engine.device_commands import (
     MoveWeights,
     RunStep,
     ScorePrompt,
-    SetCopies,
+    SetBalanceWeight,
     SetMask,
     SetSlots,
     WakeWeights,
@@ -28,7 +28,7 @@ from runtime.engine.device_state import DeviceState
 from runtime.experts.weights import MoEParams
 from runtime.ladder.compiler import MOVE_EXPERT, WAKE_EXPERT, StepCompiler, sampler_name
 from runtime.mesh import DeviceMesh
-from runtime.model.params import with_copies, with_router_bias, with_slots
+from runtime.model.params import with_router_bias, with_slots
 from runtime.model.sampling import RowRecord
 
 
@@ -61,9 +61,10 @@ class DeviceWork:
                 return self.compiler.call("score", self.state.params, self.state.hidden, offset, targets)
             case MoveWeights():
                 self._move(command)
-            case SetCopies(layer, table):
+            case SetBalanceWeight(weight):
                 assert self.mesh is not None
-                self.state.params = with_copies(self.state.params, layer, self.mesh.put(table))
+                share = self.mesh.put(np.float32(weight))
+                self.state.params = replace(self.state.params, balance_weight=share)
             case LeanRouter(layer, bias):
                 self._lean(layer, bias)
             case WakeWeights():
@@ -108,16 +109,17 @@ class DeviceWork:
         self.state.params = with_router_bias(self.state.params, layer, biased)
 
     def _move(self, move: MoveWeights) -> None:
-        """Copy experts' weights to other slots, in place; the tables of copies are `SetCopies`'s business."""
+        """Copy experts' weights to other slots, in place, and put the table of copies that names them there."""
         ffn = self._experts(move.layer)
-        self._replace(move.layer, *self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, move.order))
+        moved = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, ffn.copies, move.order)
+        self._replace(move.layer, *moved)
 
     def _wake(self, wake: WakeWeights) -> None:
         """Copy an expert from the store over a slot, in place; the tables of slots are `SetSlots`'s business."""
         ffn = self._experts(wake.layer)
         numbers = np.int32(wake.expert), np.int32(wake.slot)
         slots = self.compiler.call(WAKE_EXPERT, ffn.w_gate_up, ffn.w_down, ffn.store, *numbers)
-        self._replace(wake.layer, *slots)
+        self._replace(wake.layer, *slots, ffn.copies)
 
     def _experts(self, layer: int) -> MoEParams:
         ffn = self.state.params.layers[layer].ffn
@@ -125,8 +127,8 @@ class DeviceWork:
             raise ValueError(f"layer {layer} has no experts")
         return ffn
 
-    def _replace(self, layer: int, gate_up: jax.Array, down: jax.Array) -> None:
+    def _replace(self, layer: int, gate_up: jax.Array, down: jax.Array, copies: jax.Array | None) -> None:
         layers = list(self.state.params.layers)
-        ffn = replace(self._experts(layer), w_gate_up=gate_up, w_down=down)
+        ffn = replace(self._experts(layer), w_gate_up=gate_up, w_down=down, copies=copies)
         layers[layer] = replace(layers[layer], ffn=ffn)
         self.state.params = replace(self.state.params, layers=tuple(layers))

@@ -20,7 +20,7 @@ from runtime.engine.device_commands import (
     MoveWeights,
     RunStep,
     ScorePrompt,
-    SetCopies,
+    SetBalanceWeight,
     SetMask,
     SetSlots,
     WakeWeights,
@@ -246,9 +246,10 @@ class Engine:
         logprobs = read_logprobs(step.plan, step.output, step.columns, tokens)
         return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows, asleep)
 
-    def move_experts(self, layer: int, source: Mapping[int, int]) -> None:
-        """Copy experts' weights in place, as `move_order.transfers` says; tables of copies are `set_copies`'s business."""
-        self._do(MoveWeights(layer, order_of(source)))
+    def move_experts(self, layer: int, source: Mapping[int, int], table: np.ndarray) -> None:
+        """Copy experts' weights in place, as `move_order.transfers` says. table: the layer's copies after it, from
+        `copies_table`; holds from the next launch on."""
+        self._do(MoveWeights(layer, order_of(source, table)))
 
     def change_slots(self, command: WakeWeights | SetSlots) -> None:
         """Experts of the store into slots, or a table that says so; holds from the next launch on."""
@@ -257,15 +258,16 @@ class Engine:
     def measure_move(self) -> float:
         """Seconds that the copy of one expert takes, after a first one: warm-up and price in one."""
         layer = self._work.first_expert_layer
+        table = np.asarray(self._work.state.params.layers[layer].ffn.copies)
         for _ in range(2):
             start = time.monotonic()
-            self.move_experts(layer, {0: 0})  # slot 0 over itself
+            self.move_experts(layer, {0: 0}, table)  # slot 0 over itself
             jax.block_until_ready(self._work.state.params.layers[layer].ffn.w_down)
         return time.monotonic() - start
 
-    def set_copies(self, layer: int, table: np.ndarray) -> None:
-        """Which slot each row takes for each expert of a layer, [E, R]; holds from the next launch on."""
-        self._do(SetCopies(layer, table))
+    def set_balance_weight(self, weight: float) -> None:
+        """How unequally copies of an expert may share its rows, 0 to 0.5; holds from the next launch on."""
+        self._do(SetBalanceWeight(float(weight)))
 
     def shutdown(self, waits: bool = True) -> None:
         """Start no further compile. waits: for what was launched too; not after a failure, when arrays may be gone."""

@@ -1,11 +1,11 @@
 """ExpertMover: moves experts' weights between slots while the engine serves. Owned by the engine's thread.
 
-A few moves between two launches, each a donated copy of one expert in one layer, and then the layer's table of copies:
+A few moves between two launches, each a donated copy of one expert in one layer together with the layer's table of copies:
 the next launch reads the new table and the new weights, launches before it the old ones. Nothing is compiled.
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from itertools import islice
 
@@ -24,8 +24,6 @@ class ExpertMover:
     def __init__(self, engine: Engine, placement: ExpertPlacement) -> None:
         self.placement = placement
         self.num_applied = 0  # since the start
-        # Shares [1, E, C] of the copies of a layer that has moved; None: equal.
-        self.shares_of: Callable[[int, ExpertPlacement], np.ndarray] | None = None
         self._engine = engine
         self._waiting: deque[Move] = deque()
         self._move_s: float | None = None
@@ -80,25 +78,21 @@ class ExpertMover:
             self._waiting.clear()
             raise
         finally:
+            # No step runs between the launches of a turn, so each of a layer may bring the table of the last.
+            tables = {layer: copies_table(changed)[0] for layer, changed in layers.items()}
             for layer, source in transfers(fitting):
-                self._engine.move_experts(layer, source)
+                self._engine.move_experts(layer, source, tables[layer])
             self.num_applied += len(fitting)
-            self._set_layers(layers)
+            if layers:  # at once, as the whole placement is checked each time that one is made
+                slot_experts = self.placement.slot_experts.copy()
+                for layer, changed in layers.items():
+                    slot_experts[layer] = changed.slot_experts[0]
+                self.placement = replace(self.placement, slot_experts=slot_experts)
         return len(moves)
 
-    def set_shares(self, shares: np.ndarray | None) -> None:
-        """How the copies of each expert share its rows: [L, E, C] for the placement as it serves; None: equally."""
-        if shares is not None and shares.shape != self.placement.expert_slots.shape:
-            raise ValueError(
-                f"shares are {shares.shape}, the placement has {self.placement.expert_slots.shape}"
-            )
-        shared = np.flatnonzero((self.placement.copies > 1).any(axis=1))
-        if not len(shared):
-            return
-        # One table for all of them: the places are gone through one by one, whatever the layers.
-        part = None if shares is None else shares[shared]
-        for index, table in zip(shared, copies_table(self._part(shared), part), strict=True):
-            self._engine.set_copies(int(index), table)
+    def set_balance_weight(self, weight: float) -> None:
+        """How unequally copies share their expert's rows, by the rows of each step; holds from the next launch on."""
+        self._engine.set_balance_weight(weight)
 
     def set_lean(self, bias: np.ndarray) -> None:
         """How far the choice of experts leans, float32 [L, E]: lossy, see `lean_between_experts`. Zeros take it back."""
@@ -107,19 +101,5 @@ class ExpertMover:
 
     def layer(self, index: int) -> ExpertPlacement:
         """The placement of one layer."""
-        return self._part(np.array([index]))
-
-    def _part(self, layers: np.ndarray) -> ExpertPlacement:
         p = self.placement
-        return ExpertPlacement(p.slot_experts[layers], p.num_devices, p.num_experts)
-
-    def _set_layers(self, layers: Mapping[int, ExpertPlacement]) -> None:
-        """Make layers what they became: all at once, as the whole placement is checked each time that one is made."""
-        if not layers:
-            return
-        slot_experts = self.placement.slot_experts.copy()
-        for index, layer in layers.items():
-            slot_experts[index] = layer.slot_experts[0]
-            shares = None if self.shares_of is None else self.shares_of(index, layer)
-            self._engine.set_copies(index, copies_table(layer, shares)[0])
-        self.placement = replace(self.placement, slot_experts=slot_experts)
+        return ExpertPlacement(p.slot_experts[index : index + 1], p.num_devices, p.num_experts)

@@ -15,7 +15,7 @@ from runtime.engine.host_frames import printable
 from runtime.engine.reconfigure import kind_of, with_restart_fields_of
 from runtime.xla_flags import shared_flags
 
-PROTOCOL = 2
+PROTOCOL = 3
 SHAPING = ("model", "parallel", "kv_cache", "ladder", "batch_processing")
 OWN = frozenset(  # of each host
     {

@@ -1,47 +1,24 @@
-"""The table of copies that a compiled step reads: which physical slot each row of a step takes. Imports no JAX.
+"""The table of copies that a compiled step reads: where the copies of each expert lie. Imports no JAX.
 
-For each expert R places; the n-th row of a step that wants it uses place n % R. Shares are thereby rounded to 1 / R, and
-copies take turns, so that a step of few rows uses them all. The table's shape never changes, so neither moves nor
-shares cost a compile.
+Its shape never changes, so a move costs no compile. How the copies share the rows of a step is decided in the step, by the
+rows of that very step: `sharing.py`.
 """
 
 import numpy as np
 
 from runtime.experts.placement import ExpertPlacement
 
-MIN_PLACES = 32
+
+def table_len(num_experts: int, num_slots: int, max_copies: int) -> int:
+    """Numbers in the table of one layer."""
+    return num_experts * max_copies + num_slots
 
 
-def num_places(max_copies: int) -> int:
-    """R: at least one place for each copy that an expert can have."""
-    places = MIN_PLACES
-    while places < max_copies:
-        places *= 2
-    return places
-
-
-def copies_table(placement: ExpertPlacement, shares: np.ndarray | None = None) -> np.ndarray:
-    """int32 [L, E, R] from the shares of copies [L, E, C] (`copy_shares`), by default equal ones.
-
-    Smooth weighted turns: in each place the copy that is furthest behind its share. Shares 3/4 and 1/4 of slots 5 and 7
-    in four places: 5 5 7 5.
-    """
-    table = _equal_turns(placement)
-    if shares is None:
-        return table
-    layer, expert = np.nonzero(placement.copies > 1)  # the others have nothing to share
-    slots, part = placement.expert_slots[layer, expert], shares[layer, expert]  # [N, C]
-    owed, row = np.where(slots >= 0, 0.0, -np.inf), np.arange(len(slots))
-    for place in range(table.shape[2]):
-        owed += part
-        chosen = np.argmax(owed, axis=1)
-        owed[row, chosen] -= 1
-        table[layer, expert, place] = slots[row, chosen]
-    return table
-
-
-def _equal_turns(placement: ExpertPlacement) -> np.ndarray:
-    """The same for equal shares, without going through the places: this one is made between two steps."""
-    places = np.arange(num_places(placement.max_copies))
-    turns = places % placement.copies[:, :, None]
-    return np.take_along_axis(placement.expert_slots, turns, axis=2)
+def copies_table(placement: ExpertPlacement) -> np.ndarray:
+    """int32 [L, E * C + P]: by layer the slots of each expert's copies [E, C], -1 where there is none, and then for each slot
+    where it stands in these, [P]: sums over copies and sums over devices both become sums over neighbours."""
+    slots = placement.expert_slots.reshape(placement.num_layers, -1)
+    layer, place = np.nonzero(slots >= 0)
+    place_of_slot = np.empty_like(placement.slot_experts)
+    place_of_slot[layer, slots[layer, place]] = place
+    return np.concatenate([slots, place_of_slot], axis=1)

@@ -17,6 +17,7 @@ from runtime.experts.dispatch import plan_on_device, plan_pairs, weigh
 from runtime.experts.exchange_kind import ExchangeKind
 from runtime.experts.exchange_spec import Exchange, Experts
 from runtime.experts.router import Routing
+from runtime.experts.sharing import CopyTable, label_rows, slots_by_own_rows, slots_of_labels
 from runtime.experts.stages import Stages
 from runtime.experts.wire import from_wire, to_wire
 
@@ -25,21 +26,23 @@ def exchange_tokens(
     exchange: Exchange,
     x: Float[Array, "T D"],
     routing: Routing,
-    slots: Int[Array, "T k"],
+    copies: CopyTable,
     is_real: Bool[Array, " T"],
     experts: Experts,
     slots_per_device: int,
 ) -> Stages[tuple[Float[Array, "T D"], Int[Array, ""]]]:
     """(weighted sum of each token's experts in float32, rows that this device computed).
 
-    x: in the type of the weights. slots: the physical slot of each pair, of all devices. The stages are those of
-    `all_to_all`; the other exchanges run inside the first.
+    x: in the type of the weights. copies: the slots of each expert; which of them a row takes is settled here, by the rows of
+    all devices in `gather`, by this device's own elsewhere. The stages are those of `all_to_all`; the other exchanges run
+    inside the first.
     """
-    num_slots = exchange.num_devices * slots_per_device
-    slots = jnp.where(is_real[:, None], slots, num_slots)  # padding goes nowhere
-    work = (exchange, x, routing, slots, experts, slots_per_device)
     if exchange.kind is ExchangeKind.GATHER:
-        return _gather(*work)
+        return _gather(exchange, x, routing, copies, is_real, experts, slots_per_device)
+    with jax.named_scope("dispatch"):
+        me = lax.axis_index(exchange.axis)
+        slots = slots_by_own_rows(copies, routing.expert_ids, is_real, me, exchange.num_devices)
+    work = (exchange, x, routing, slots, experts, slots_per_device)
     if exchange.kind is ExchangeKind.RAGGED:
         return _ragged(*work)
     has_room_for_all = exchange.capacity >= x.shape[0] * min(slots.shape[1], slots_per_device)
@@ -47,13 +50,24 @@ def exchange_tokens(
 
 
 def _gather(
-    exchange: Exchange, x: Array, routing: Routing, slots: Array, experts: Experts, slots_per_device: int
+    exchange: Exchange,
+    x: Array,
+    routing: Routing,
+    copies: CopyTable,
+    is_real: Array,
+    experts: Experts,
+    slots_per_device: int,
 ) -> tuple[Array, Array]:
     """All tokens to every device; each adds up its own experts' part, and the parts are summed where tokens live."""
-    axis, top_k = exchange.axis, slots.shape[1]
+    axis, (num_tokens, top_k) = exchange.axis, routing.expert_ids.shape
     with jax.named_scope("dispatch"):
         everyone = _move(x, exchange, lambda a: lax.all_gather(a, axis, tiled=True))
-        slots, weights = (lax.all_gather(a, axis, tiled=True) for a in (slots, routing.weights))
+        labels, weights = (
+            lax.all_gather(a, axis)
+            for a in (label_rows(copies, routing.expert_ids, is_real), routing.weights)
+        )
+        weights = weights.reshape(-1, top_k)
+        slots = slots_of_labels(copies, labels, num_tokens * top_k).reshape(-1, top_k)
         order = plan_on_device(slots, lax.axis_index(axis), slots_per_device)
     with jax.named_scope("experts"):
         y = experts(everyone[order.pair_of_row // top_k], order.group_sizes)

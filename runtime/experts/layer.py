@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.expert_mlp.op import expert_mlp
@@ -17,6 +16,7 @@ from runtime.experts.exchange_spec import Exchange
 from runtime.experts.residency import AsleepColumn
 from runtime.experts.router import Routing, route
 from runtime.experts.routing_table import look_up
+from runtime.experts.sharing import read_table
 from runtime.experts.stages import Stages, run_alone
 from runtime.experts.weights import MoEParams
 
@@ -56,24 +56,24 @@ def moe_stages(
     activation: str,
     exchange: Exchange | None = None,
     tokens: Int[Array, " T"] | None = None,
+    balance_weight: Float[Array, ""] | None = None,
 ) -> Stages[tuple[Float[Array, "T D"], ExpertLoad]]:
     """x in float32 to (result in float32, load), with a stage before, between and after the exchanges of `all_to_all`.
 
     Padding tokens reach no expert and get zeros.
 
     exchange: where the experts are shared by several devices; then this runs inside `shard_map`.
-    tokens: their ids, which only a routing table asks for.
+    tokens: their ids, which only a routing table asks for. balance_weight: expert_balance_weight, with an exchange only.
     """
     num_experts = params.router.shape[0]
     routed = choose_experts(params, x, is_real, routing, tokens)
     experts = partial(_experts, params, activation)
     if exchange is not None:
         slots_here, sent = params.w_gate_up.shape[0], x.astype(params.w_gate_up.dtype)
-        num_slots = slots_here * exchange.num_devices
-        slots = choose_slots(params.copies, routed, is_real, exchange, num_slots)
+        copies = read_table(params.copies, num_experts, slots_here * exchange.num_devices, balance_weight)
         counts = count_tokens(routed, is_real, num_experts)
         out, num_rows = yield from exchange_tokens(
-            exchange, sent, routed, slots, is_real, experts, slots_here
+            exchange, sent, routed, copies, is_real, experts, slots_here
         )
         return out, ExpertLoad(counts, num_rows[None])
     with jax.named_scope("dispatch"):
@@ -99,28 +99,6 @@ def choose_experts(
         return routed
     with jax.named_scope("router"):
         return look_up(params.routing_table, tokens, is_real, routed, params.router.shape[0])
-
-
-def choose_slots(
-    copies: Int[Array, "E R"],
-    routing: Routing,
-    is_real: Bool[Array, " T"],
-    exchange: Exchange,
-    num_slots: int,
-) -> Int[Array, "T k"]:
-    """The physical slot of each (token, choice): the rows of an expert take its copies in turn.
-
-    Turns are counted by expert, so each step splits them as evenly as whole rows allow, and across devices, so that
-    steps of one row a device use all copies too. num_slots: of all devices; as many as experts means no copies.
-    """
-    ids, num_experts = routing.expert_ids, copies.shape[0]
-    if num_slots == num_experts:
-        return copies[ids, 0]
-    order = plan_dispatch(ids, is_real, num_experts)
-    first = jnp.cumsum(order.group_sizes) - order.group_sizes
-    nth = order.row_of_pair.reshape(ids.shape) - first[ids]  # of the rows of its expert, on this device
-    turn = (nth * exchange.num_devices + lax.axis_index(exchange.axis)) % copies.shape[1]
-    return copies[ids, jnp.where(is_real[:, None], turn, 0)]
 
 
 def _experts(params: MoEParams, activation: str, x_sorted: Array, group_sizes: Array) -> Array:

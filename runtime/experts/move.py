@@ -14,14 +14,22 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def move_experts(
-    w_gate_up: Float[Array, "S F2 D"], w_down: Float[Array, "S D F"], order: Int[Array, "N 2"], *, axis: str
-) -> tuple[Float[Array, "S F2 D"], Float[Array, "S D F"]]:
-    """order: (to_slot, from_slot) for each slot that is written, numbered over all devices; to_slot -1 writes nothing. All
-    are read before one is written.
+    w_gate_up: Float[Array, "S F2 D"],
+    w_down: Float[Array, "S D F"],
+    copies: Int[Array, " N"],
+    order: Int[Array, " M"],
+    *,
+    axis: str,
+) -> tuple[Float[Array, "S F2 D"], Float[Array, "S D F"], Int[Array, " N"]]:
+    """The weights and the layer's table of copies after an order, which `move_order.order_of` makes: both in one launch, so
+    that no table names a slot whose weights are not there.
 
+    All slots are read before one is written.
     Everything travels in one sum: a sum is a meeting of all devices, which costs more than its bytes.
     """
     weights, slots = (w_gate_up, w_down), w_gate_up.shape[0]
+    order, table = jnp.split(order, [order.size - copies.size])
+    order = order.reshape(SLOTS_A_TRANSFER, 2)
     places = order - lax.axis_index(axis) * slots
     is_here = (order >= 0) & (places >= 0) & (places < slots)
     places = jnp.clip(places, 0, slots - 1)
@@ -38,4 +46,4 @@ def move_experts(
         return w
 
     cut = bits[0][0].size
-    return write(w_gate_up, flat[:, :cut]), write(w_down, flat[:, cut:])
+    return write(w_gate_up, flat[:, :cut]), write(w_down, flat[:, cut:]), table

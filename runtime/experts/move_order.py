@@ -29,8 +29,9 @@ def transfers(moves: Iterable[Move]) -> Iterator[tuple[int, dict[int, int]]]:
         yield layer, source
 
 
-def order_of(source: Mapping[int, int]) -> np.ndarray:
-    """int32 [SLOTS_A_TRANSFER, 2] as the compiled move takes it: (to_slot, from_slot), -1 where there is none."""
+def order_of(source: Mapping[int, int], table: np.ndarray) -> np.ndarray:
+    """int32, as the compiled move takes it: (to_slot, from_slot) for each slot that is written, numbered over all devices, -1
+    where there is none; then the layer's table of copies from then on. One array, as each is a transfer to every device."""
     order = np.full((SLOTS_A_TRANSFER, 2), -1, np.int32)
     order[: len(source)] = list(source.items())
-    return order
+    return np.concatenate([order.reshape(-1), table])

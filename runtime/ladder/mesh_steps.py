@@ -104,10 +104,11 @@ class MeshSteps:
         """move_experts, which serves all layers: their experts have one shape. params: the weights as shapes."""
         pairs = zip(params.layers, self._params.layers, strict=True)
         experts, cut = next((a.ffn, p.ffn) for a, p in pairs if isinstance(a.ffn, MoEParams))
-        weights = (cut.w_gate_up, cut.w_down)
-        run = self._wrap(partial(move_experts, axis=EXPERT_AXIS), (*weights, EVERYWHERE), weights)
-        order = jax.ShapeDtypeStruct((SLOTS_A_TRANSFER, 2), jnp.int32)
-        return jax.jit(run, donate_argnums=(0, 1)).lower(experts.w_gate_up, experts.w_down, order)
+        cuts = (cut.w_gate_up, cut.w_down, cut.copies)
+        run = self._wrap(partial(move_experts, axis=EXPERT_AXIS), (*cuts, EVERYWHERE), cuts)
+        order = jax.ShapeDtypeStruct((2 * SLOTS_A_TRANSFER + experts.copies.size,), jnp.int32)
+        args = (experts.w_gate_up, experts.w_down, experts.copies, order)
+        return jax.jit(run, donate_argnums=(0, 1, 2)).lower(*args)
 
     @property
     def num_shards(self) -> int:

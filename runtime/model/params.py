@@ -60,20 +60,24 @@ class LayerParams:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Params:
-    """embedding [V, D], final_norm [D], unembedding [V, D] or None where the embedding serves for both."""
+    """embedding [V, D], final_norm [D], unembedding [V, D] or None where the embedding serves for both.
+
+    balance_weight: expert_balance_weight, a float32 number; None where one device holds all experts.
+    """
 
     embedding: Leaf
     layers: tuple[LayerParams, ...]
     final_norm: Leaf
     unembedding: Leaf = None
+    balance_weight: Leaf = None
 
 
 @dataclass(frozen=True)
 class ExpertSlots:
-    """Expert parallelism's part of the shapes: physical slots of all devices, and places of the table of copies."""
+    """Expert parallelism's part of the shapes: physical slots of all devices, and numbers in a layer's table of copies."""
 
     num_slots: int
-    num_places: int
+    table_len: int
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,9 @@ def abstract_params(
         layers=tuple(_layer(arch, layer, jnp.dtype(dtype), slots) for layer in arch.layers),
         final_norm=_norm(arch.hidden_size, "embed"),
         unembedding=None if arch.tie_embeddings else _matrix(vocabulary.shape, dtype, vocabulary.axes),
+        balance_weight=ArraySpec((), jnp.dtype(jnp.float32), (), "zeros")
+        if isinstance(slots, ExpertSlots)
+        else None,
     )
 
 
@@ -168,7 +175,7 @@ def _moe(arch: Architecture, dtype: Any, slots: ExpertSlots | ResidentSlots | No
     e, d, f = arch.num_experts, arch.hidden_size, arch.expert_ffn
     p = slots.num_slots if slots else e
     table = (
-        ArraySpec((e, slots.num_places), jnp.dtype(jnp.int32), ("experts", "place"), "zeros")
+        ArraySpec((slots.table_len,), jnp.dtype(jnp.int32), ("place",), "zeros")
         if isinstance(slots, ExpertSlots)
         else None
     )

@@ -174,7 +174,8 @@ def _half_stages(
         if may_sleep:
             mixed, load, staged = _part_resident_ffn(arch, weights, following[i], x, half, staged)
         else:
-            mixed, load = yield from _ffn_stages(arch, weights, x, half.tokens, half.is_real, sharding)
+            share = params.balance_weight
+            mixed, load = yield from _ffn_stages(arch, weights, x, half.tokens, half.is_real, sharding, share)
         x = x + mixed
         loads.append(load)
     return x, jax.tree.map(lambda *layers: jnp.stack(layers), *loads)
@@ -187,6 +188,7 @@ def _ffn_stages(
     tokens: Int[Array, " T"],
     is_real: Bool[Array, " T"],
     sharding: LayerSharding,
+    balance_weight: Float[Array, ""] | None = None,
 ) -> Stages[tuple[Float[Array, "T D"], ExpertLoad]]:
     normed = rms_norm(x, weights.ffn_norm, arch.rms_norm_eps)
     if isinstance(weights.ffn, MoEParams):
@@ -198,6 +200,7 @@ def _ffn_stages(
             activation=arch.activation,
             exchange=sharding.exchange,
             tokens=tokens,
+            balance_weight=balance_weight,
         )
         return sharding.add_up(mixed), load
     with jax.named_scope("dense_ffn"):

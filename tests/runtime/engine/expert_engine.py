@@ -1,4 +1,4 @@
-"""What the mover and the balancing need of an engine, in memory: which expert's weights each slot holds, and the tables set."""
+"""What the mover and the balancing need of an engine, in memory: which expert's weights each slot holds, and what was set."""
 
 from collections.abc import Mapping
 
@@ -16,6 +16,7 @@ class SlotsInMemory:
     def __init__(self, placement: ExpertPlacement) -> None:
         self.weights = placement.slot_experts.copy()
         self.tables: dict[int, np.ndarray] = {}
+        self.balance_weights: list[float] = []
         self.num_measured = 0
         self.lean = np.zeros((placement.num_layers, placement.num_experts), np.float32)
 
@@ -23,16 +24,17 @@ class SlotsInMemory:
         self.num_measured += 1
         return 1e-6
 
-    def move_experts(self, layer: int, source: Mapping[int, int]) -> None:
+    def move_experts(self, layer: int, source: Mapping[int, int], table: np.ndarray) -> None:
         before = self.weights[layer].copy()
         for to_slot, from_slot in source.items():
             self.weights[layer][to_slot] = before[from_slot]
+        self.tables[layer] = table
 
     def lean_router(self, layer: int, bias: np.ndarray) -> None:
         self.lean[layer] = bias
 
-    def set_copies(self, layer: int, table: np.ndarray) -> None:
-        self.tables[layer] = table
+    def set_balance_weight(self, weight: float) -> None:
+        self.balance_weights.append(weight)
 
 
 def expert_config(**batch_processing: float) -> EngineConfig:

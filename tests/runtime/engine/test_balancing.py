@@ -12,10 +12,9 @@ from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_status import ExpertOrder
 from runtime.engine.traffic_mix import Mixes
 from runtime.errors import InvalidRequest, Unavailable
-from runtime.experts.copies import copies_table
 from runtime.experts.placement import ExpertPlacement, Move
 from runtime.experts.rebalance_plan import PlanAnew
-from runtime.experts.shares import copy_shares, device_loads, slot_shares
+from runtime.experts.shares import device_loads
 from tests.runtime.engine.expert_engine import SlotsInMemory, expert_config
 from tests.runtime.experts.expert_cases import zipf
 
@@ -260,33 +259,16 @@ def test_leaning_between_experts_is_off_unless_asked_for_and_taken_back_with_it(
     assert served.num_forgotten == 1
 
 
-def test_copies_share_equally_as_soon_as_the_weight_is_taken_back():
+def test_the_weight_goes_to_the_devices_when_it_changes():
     served = Served(expert_balance_weight=0.5)
     served.step()
-    equal = copies_table(served.start)
-    assert any((table != equal[layer]).any() for layer, table in served.slots.tables.items())
-    served.balancing.configure(expert_config())
-    for layer, table in served.slots.tables.items():
-        np.testing.assert_array_equal(table, equal[layer])
-    served.slots.tables.clear()
-    served.balancing.configure(expert_config())
+    served.balancing.configure(expert_config(expert_balance_weight=0.5))
+    assert served.slots.balance_weights == []  # the engine started with it
+    served.balancing.configure(expert_config(expert_balance_weight=0.25))
+    assert served.slots.balance_weights == [0.25]  # at once, without a turn
+    served.balancing.configure(expert_config(expert_balance_weight=0.25))
     served.step()
-    assert not served.slots.tables  # once
-
-
-def test_a_layer_that_moves_goes_on_sharing_by_the_forecast():
-    served = Served(expert_balance_weight=0.5)
-    while not served.mover.num_applied:
-        served.step(step_share=0.9)
-    while served.mover.num_waiting:
-        served.balancing.turn(served.now_s, None)  # within the window
-    placement = served.mover.placement
-    shared = copies_table(
-        placement, copy_shares(placement, slot_shares(placement, TOKENS.astype(float), 0.5))
-    )
-    differing = [layer for layer, table in served.slots.tables.items() if (table != shared[layer]).any()]
-    assert not differing
-    assert (shared != copies_table(placement)).any()
+    assert served.slots.balance_weights == [0.25]
 
 
 def test_an_order_that_does_not_fit_changes_nothing():

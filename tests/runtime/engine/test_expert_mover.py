@@ -9,9 +9,7 @@ from runtime.engine.expert_mover import ExpertMover
 from runtime.experts.copies import copies_table
 from runtime.experts.moves import plan_moves
 from runtime.experts.placement import ExpertPlacement, Move
-from runtime.experts.shares import copy_shares, slot_shares
 from tests.runtime.engine.expert_engine import SlotsInMemory
-from tests.runtime.experts.expert_cases import zipf
 
 START = ExpertPlacement.uniform(3, 8, 4, 3)
 
@@ -52,20 +50,6 @@ def test_a_move_that_does_not_fit_is_refused_and_what_waits_behind_it_is_gone():
     np.testing.assert_array_equal(slots.weights, START.slot_experts)
     assert mover.placement == START
     assert (mover.num_waiting, mover.num_applied) == (0, 0)
-
-
-def test_shares_go_to_layers_that_have_copies():
-    start = ExpertPlacement(np.array([[0, 1, 2, 3, 0, 1]]).repeat(2, axis=0), 2, 4)
-    mover, slots = mover_of(start)
-    shares = copy_shares(start, slot_shares(start, zipf(2, 4), 0.5))
-    mover.set_shares(shares)
-    for layer in range(2):
-        np.testing.assert_array_equal(slots.tables[layer], copies_table(start, shares)[layer])
-    with pytest.raises(ValueError, match="shares are"):
-        mover.set_shares(shares[:1])
-    bare, none = mover_of(ExpertPlacement(np.array([[0, 1, 2, 3]]), 2, 4))
-    bare.set_shares(np.ones((1, 4, 1), np.float32))
-    assert none.tables == {}
 
 
 def test_a_new_order_replaces_what_waits_and_the_price_is_measured_once():

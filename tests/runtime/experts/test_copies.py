@@ -1,41 +1,29 @@
-"""Turns of copies: shares exact to one place, every copy used, one shape whatever the placement."""
+"""The step's table of copies names every slot once, under its expert, in one shape whatever the placement."""
 
 import numpy as np
-import pytest
+from hypothesis import given
 
-from runtime.experts.copies import MIN_PLACES, copies_table, num_places
+from runtime.experts.balancer import balance
+from runtime.experts.copies import copies_table, table_len
 from runtime.experts.placement import ExpertPlacement
-from runtime.experts.shares import copy_shares, equal_shares, slot_shares
-
-# One layer, two devices of three slots; experts 0 and 1 have a copy on each.
-PLACEMENT = ExpertPlacement(np.array([[0, 1, 2, 0, 1, 3]]), 2, 4)
+from tests.runtime.experts.expert_cases import shapes_and_loads
 
 
-def test_equal_copies_alternate() -> None:
-    table = copies_table(PLACEMENT)
-    assert table.shape == (1, 4, MIN_PLACES)
-    assert table[0, 0, :4].tolist() == [0, 3, 0, 3]
-    assert set(table[0, 2]) == {2}
-    assert set(table[0, 3]) == {5}
+def test_a_small_table() -> None:
+    """One layer, two devices of three slots; experts 0 and 1 have a copy on each."""
+    table = copies_table(ExpertPlacement(np.array([[0, 1, 2, 0, 1, 3]]), 2, 4))
+    assert table.tolist() == [[0, 3, 1, 4, 2, -1, 5, -1, 0, 2, 4, 1, 3, 6]]
+    assert table.dtype == np.int32
 
 
-def test_equal_copies_alternate_as_with_equal_shares() -> None:
-    """The short way and the general one agree; 1, 2 and 4 copies, whose shares are exact in floating point."""
-    slots = np.array([[0, 1], [0, 2], [0, 3], [0, 1]])
-    placement = ExpertPlacement(np.array([slots.ravel(), slots[::-1].ravel()]), 4, 4)
-    general = copies_table(placement, copy_shares(placement, equal_shares(placement)))
-    assert np.array_equal(copies_table(placement), general)
-    assert copies_table(placement).dtype == np.int32
-
-
-def test_shares_are_kept_to_one_place() -> None:
-    loads = np.array([[8.0, 4.0, 6.0, 0.0]])
-    slots = slot_shares(PLACEMENT, loads, 0.5)
-    table = copies_table(PLACEMENT, copy_shares(PLACEMENT, slots))
-    for expert, places in enumerate(table[0]):
-        for slot in np.flatnonzero(PLACEMENT.slot_experts[0] == expert):
-            assert (places == slot).sum() == pytest.approx(MIN_PLACES * slots[0, slot], abs=1)
-
-
-def test_every_device_fits() -> None:
-    assert [num_places(n) for n in (1, 32, 33, 144)] == [32, 32, 64, 256]
+@given(shapes_and_loads())
+def test_every_slot_stands_under_its_expert(case) -> None:
+    shape, loads = case
+    placement = balance(loads, shape)
+    table = copies_table(placement)
+    assert table.shape[1] == table_len(placement.num_experts, placement.num_slots, placement.max_copies)
+    slots, place_of_slot = np.split(table, [-placement.num_slots], axis=1)
+    named = np.take_along_axis(slots, place_of_slot, axis=1)
+    assert (named == np.arange(placement.num_slots)).all()
+    assert (place_of_slot // placement.max_copies == placement.slot_experts).all()
+    assert (slots >= 0).sum() == placement.slot_experts.size

@@ -1,7 +1,5 @@
 """Every exchange against the layer on one device: no pair is lost, whatever the room, the copies or the skew."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,19 +33,25 @@ def layer_inputs(skew: float) -> tuple[MoEParams, jax.Array, jax.Array]:
 def make_layer(exchange: Exchange, placement: ExpertPlacement):
     slots = placement.slot_experts[0]
     weights = MoEParams(P(), P("expert"), P("expert"), copies=P())
+    table = copies_table(placement)[0]
     mesh = Mesh(np.array(jax.devices()[: placement.num_devices]), ("expert",))
+
+    def of_device(params: MoEParams, x: jax.Array, is_real: jax.Array, weight: jax.Array):
+        return moe_layer(params, x, is_real, exchange=exchange, balance_weight=weight, **OPTIONS)
+
     sharded = jax.shard_map(
-        partial(moe_layer, exchange=exchange, **OPTIONS),
+        of_device,
         mesh=mesh,
-        in_specs=(weights, P("expert"), P("expert")),
+        in_specs=(weights, P("expert"), P("expert"), P()),
         out_specs=(P("expert"), ExpertLoad(P("expert"), P("expert"))),
         check_vma=False,
     )
     layer = jax.jit(sharded)
 
-    def run(params: MoEParams, x: jax.Array, is_real: jax.Array):
+    def run(params: MoEParams, x: jax.Array, is_real: jax.Array, weight: float = 0.5):
         gate_up, down = params.w_gate_up[slots], params.w_down[slots]
-        return layer(MoEParams(params.router, gate_up, down, copies=copies_table(placement)[0]), x, is_real)
+        by_slot = MoEParams(params.router, gate_up, down, copies=table)
+        return layer(by_slot, x, is_real, jnp.float32(weight))
 
     return run
 
@@ -69,10 +73,11 @@ def test_is_the_layer_of_one_device(kind, capacity, devices, slots) -> None:
     for skew in (0.0, 4.0):
         params, x, is_real = layer_inputs(skew)
         expected, load = moe_layer(params, x, is_real, **OPTIONS)
-        out, found = layer(params, x, is_real)
-        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
-        assert found.tokens.reshape(devices, -1).sum(axis=0).tolist() == load.tokens.tolist()
-        assert found.rows.sum() == TOP_K * int(is_real.sum())
+        for weight in (0.0, 0.5):
+            out, found = layer(params, x, is_real, weight)
+            np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+            assert found.tokens.reshape(devices, -1).sum(axis=0).tolist() == load.tokens.tolist()
+            assert found.rows.sum() == TOP_K * int(is_real.sum())
 
 
 def test_copies_share_the_rows_of_a_hot_expert() -> None:
@@ -82,11 +87,15 @@ def test_copies_share_the_rows_of_a_hot_expert() -> None:
     placement = ExpertPlacement(np.array([[0, 1, 2, 3, 0, 4, 5, 1]]), 2, NUM_EXPERTS)
     ids = jax.lax.top_k(x @ params.router.T, TOP_K)[1]
     assert (ids == 0).any(axis=1).all()
-    _, load = make_layer(Exchange(ExchangeKind.GATHER, 2, "expert"), placement)(params, x, is_real)
+    layer = make_layer(Exchange(ExchangeKind.GATHER, 2, "expert"), placement)
+    _, load = layer(params, x, is_real, 0)
     only = [int(np.isin(ids, experts).sum()) for experts in ((2, 3), (4, 5))]
     both = int(np.isin(ids, (0, 1)).sum())
     assert int(load.rows.sum()) == sum(only) + both
     assert abs(int(load.rows[0]) - only[0] - both / 2) <= 2
+    _, load = layer(params, x, is_real, 0.5)
+    assert only[0] != only[1]
+    assert abs(int(load.rows[0]) - int(load.rows[1])) <= 1
 
 
 @pytest.mark.parametrize(
