@@ -12,8 +12,9 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from control_plane.console_schemas import PAGE_TYPES, ConsolePage, Page, Span, WhoAmI, Wire
+from control_plane.console_schemas import PAGE_TYPES, ConsolePage, Page, Span, WhoAmI
 from control_plane.request_schemas import RequestList, RequestTimeline, TimelineAnswer
+from control_plane.wire import Wire
 
 TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 32 << 20

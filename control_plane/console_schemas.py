@@ -6,16 +6,13 @@ this server lacks has `available` false and a `reason`. Servers may add fields; 
 
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from control_plane.expert_schemas import Placement, Residency
+from control_plane.wire import Part, Wire
 
 Span = Literal["15min", "3h", "24h"]
 Page = Literal["overview", "buckets", "experts", "kv", "scaling", "economics", "diagnosis", "audit"]
 SPANS: tuple[Span, ...] = get_args(Span)
 PAGES: tuple[Page, ...] = get_args(Page)
-
-
-class Wire(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class WhoAmI(Wire):
@@ -38,13 +35,6 @@ class Series(Wire):
     values: list[float | None]
     low: list[float | None] = []
     high: list[float | None] = []
-
-
-class Part(Wire):
-    """Something that this server may lack."""
-
-    available: bool
-    reason: str = ""
 
 
 class ConsolePage(Wire):
@@ -209,39 +199,12 @@ class BucketsPage(ConsolePage):
     reasons: list[ReasonCount] = []
 
 
-class Placement(Part):
-    """Where experts sit. Not available on one device.
-
-    Imbalance is the busiest device over the mean of the devices, mean over layers; 1 is even. `before` is of the two
-    minutes at most before experts moved last, `after` of those at most since; null (loads: empty) where nothing was computed.
-    device_loads: rows of a device over the mean of the devices, all layers together.
-    """
-
-    num_devices: int = 1
-    slots_per_device: int = 0
-    num_copies: int = 0  # replicas beside the first of each expert
-    copies: list[list[int]] = []  # [layer][expert]: slots that hold it, 1 at least
-    moves_in_flight: int = 0  # ordered, not yet applied
-    num_moved: int = 0  # since the start
-    plan_age_s: float | None = None  # since the last moves began; null: none has been made
-    imbalance_now: float | None = None  # of the engine's last window
-    imbalance_before: float | None = None
-    imbalance_after: float | None = None
-    device_loads_before: list[float] = []
-    device_loads_after: list[float] = []
-    device_tokens: list[int] = []  # of the span, all layers
-    device_rows: list[list[int]] = []  # [layer][device], of the span
-    is_paused: bool = False  # nothing moves by itself
-    pinned_layers: list[int] = []
-    why: str = ""  # why experts move or do not, in one word of docs/experts.md
-    alarm: str | None = None  # a sentence while a plan is overdue
-
-
 class ExpertsPage(ConsolePage):
     """tokens[layer][expert]: routed in the last `window_s` seconds (about the span; less in the beginning).
 
     imbalance: busiest expert over the mean of its layer, by layer; null for a layer that saw nothing.
-    series: expert_imbalance_mean, expert_imbalance_max (1, over layers), routed_tokens (tokens/s).
+    series: expert_imbalance_mean, expert_imbalance_max (1, over layers), routed_tokens (tokens/s). Where experts sleep also
+    resident_share (share); late_fetches, prefetches_used, prefetches_unused (1/step); residency_changes (1/s, one a reason).
     """
 
     num_layers: int = 0
@@ -251,6 +214,7 @@ class ExpertsPage(ConsolePage):
     imbalance: list[float | None] = []
     num_idle: int = 0  # experts that got no token in the window
     placement: Placement
+    residency: Residency = Residency(available=False)
 
 
 class KvLevel(Part):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from control_plane.console_schemas import Wire
+from control_plane.wire import Wire
 
 
 class TimelineEvent(Wire):

@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from control_plane.console_schemas import Placement
+from control_plane.expert_schemas import Placement
 from ui.charts import add_nothing
 from ui.palette import HEAT, HEIGHT, Mode, finished, nice_top, palette
 

@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from control_plane.client import AdminError
-from control_plane.console_schemas import SPANS, ConsolePage, Page, Part, Span
+from control_plane.console_schemas import SPANS, ConsolePage, Page, Span
+from control_plane.wire import Part
 from ui import session
 from ui.charts import Look
 from ui.feed import Answer, State

@@ -4,7 +4,7 @@ from typing import Any
 
 import streamlit as st
 
-from control_plane.console_schemas import Placement
+from control_plane.expert_schemas import Placement
 from ui import session
 from ui.act import attempt, may_change, show_told, tell
 from ui.device_plots import copies_heat, device_bars, device_heat

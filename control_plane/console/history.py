@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from runtime.engine.expert_status import ResidencyStatus
 from runtime.engine.stats import EngineSnapshot, PhaseTotals
 
 TICK_S = 2.0
@@ -60,11 +61,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPoint:
-    """Tokens by layer and expert since the start, [L, E], at `time_s` (Unix); device_rows: by layer and device, [L, D]."""
+    """Tokens by layer and expert since the start, [L, E], at `time_s` (Unix); device_rows: by layer and device, [L, D].
+
+    residency: totals since the start, without the table of slots, which is asked for as it is now only.
+    """
 
     time_s: float
     tokens: np.ndarray
     device_rows: np.ndarray | None = None  # None on one device
+    residency: ResidencyStatus | None = None  # None where all experts are resident
 
     def joined(self, later: "ExpertPoint") -> "ExpertPoint":
         return replace(later, time_s=max(self.time_s, later.time_s))
@@ -118,14 +123,22 @@ class History:
         if snapshot.expert_tokens:
             tokens = np.asarray(snapshot.expert_tokens, np.int64)
             rows = np.asarray(snapshot.experts.device_rows, np.int64) if snapshot.experts else None
+            residency = replace(snapshot.residency, slot_experts=()) if snapshot.residency else None
             for ring in self._experts.values():
-                ring.add(ExpertPoint(time_s, tokens, rows))
+                ring.add(ExpertPoint(time_s, tokens, rows, residency))
 
     def points(self, span: str, now_s: float) -> tuple[Point, ...]:
         return self._rings[span].since(now_s - SPAN_S[span])
 
     def experts(self, span: str, now_s: float) -> tuple[ExpertPoint, ...]:
         return self._experts[span].since(now_s - SPAN_S[span])
+
+    def recent(self, seconds: float, now_s: float) -> tuple[Point, ...]:
+        """The last seconds, as finely as there is."""
+        return self._rings["15min"].since(now_s - seconds)
+
+    def recent_experts(self, seconds: float, now_s: float) -> tuple[ExpertPoint, ...]:
+        return self._experts["15min"].since(now_s - seconds)
 
 
 def _num_points(span: str) -> int:

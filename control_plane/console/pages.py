@@ -29,6 +29,7 @@ from control_plane.service import EngineService
 from runtime.config import EconomicsConfig, parse_config
 
 RECENT_S = 10.0
+RECENT_EXPERTS_S = 30.0
 DIAGNOSE_EVERY_S = 5.0
 AUDIT_LINES = 100
 log = logging.getLogger(__name__)
@@ -123,11 +124,12 @@ class ConsolePages:
             more["findings"], more["window_s"] = await self._diagnose(live)
         if page == "overview":
             more["alerts"] = self._judged(live, more.get("findings", ()), now_s)
-            more["recent"] = history.points("15min", now_s - 900.0 + RECENT_S)
+            more["recent"] = history.recent(RECENT_S, now_s)
         if page == "buckets":
             more |= {"moves": tuple(sampler.moves), "reasons": sampler.reasons}
         if page == "experts":
             more |= {"experts": history.experts(span, now_s), "devices": sampler.devices.figures()}
+            more["recent_experts"] = history.recent_experts(RECENT_EXPERTS_S, now_s)
         if page == "economics":
             more |= {"day": history.points("24h", now_s), "prices": await self._prices(live)}
         error = service.load_error or (snapshot.error if snapshot else "")

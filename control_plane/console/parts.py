@@ -8,6 +8,7 @@ import numpy as np
 from control_plane.console.history import EXPERT_POINTS, SPAN_S, ExpertPoint
 from control_plane.console.lines import Lines, Series, ratio, series
 from control_plane.console.placement import placement
+from control_plane.console.residency import residency, residency_series
 from control_plane.console.view import Move, View, envelope
 from runtime.engine.stats import RungSnapshot
 
@@ -50,7 +51,7 @@ def experts(view: View) -> dict[str, Any]:
     return envelope(view) | {
         "step_s": SPAN_S[view.span] / EXPERT_POINTS,
         "times": np.array([p.time_s for p in found[1:]], np.float64).round(3),
-        "series": _expert_series(found),
+        "series": _expert_series(found) + residency_series(found),
         "num_layers": shape[0],
         "num_experts": shape[1],
         "window_s": window_s,
@@ -58,6 +59,7 @@ def experts(view: View) -> dict[str, Any]:
         "imbalance": imbalance(tokens) if tokens is not None else [],
         "num_idle": int((tokens == 0).sum()) if tokens is not None and has_tokens else 0,
         "placement": placement(view),
+        "residency": residency(view),
     }
 
 

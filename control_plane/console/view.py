@@ -43,7 +43,7 @@ class Alert:
 class View:
     """now_s, Unix, and data_age_s are of the moment that it was gathered. What a page does not need is left empty.
 
-    snapshot: None while nothing is loaded. points: of the span, recent: of the last seconds.
+    snapshot: None while nothing is loaded. points, experts: of the span; recent, recent_experts: of the last seconds.
     """
 
     page: str
@@ -60,6 +60,7 @@ class View:
     recent: tuple[Point, ...] = ()
     day: tuple[Point, ...] = ()
     experts: tuple[ExpertPoint, ...] = ()
+    recent_experts: tuple[ExpertPoint, ...] = ()
     devices: DeviceFigures = NO_FIGURES
     num_open_calls: int = 0
     moves: tuple[Move, ...] = ()

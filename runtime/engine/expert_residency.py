@@ -43,6 +43,7 @@ class ExpertResidency:
         self._residency = Residency(num_layers, shape.num_experts, shape.num_slots, start_s=clock())
         self._rows = np.zeros(num_layers, np.int64)  # of experts, since the start
         self._asleep = np.zeros((num_layers, len(AsleepColumn)), np.int64)
+        self._num_steps = 0
         self._reasons: Counter[str] = Counter()  # since the start, as told
         self._untold: Counter[str] = Counter()  # since the log was written last
         self._told_s, self._told_resident = clock(), self._num_resident
@@ -51,6 +52,7 @@ class ExpertResidency:
         """A launch was read: tokens [L, E] and what was asleep [L, AsleepColumn], of all its steps."""
         self._rows += expert_tokens.sum(axis=1)
         self._asleep += asleep
+        self._num_steps += max(1, num_steps)
         self._residency.observe(expert_tokens, num_steps, self._clock())
 
     def turn(self, now_s: float) -> None:
@@ -69,17 +71,20 @@ class ExpertResidency:
     def status(self) -> ResidencyStatus:
         shape, rows = self._shape, int(self._rows.sum())
         sparse, asleep = list(shape.is_sparse), self._asleep.sum(axis=0).tolist()
-        layer_rows = zip(self._rows.tolist(), self._asleep[:, AsleepColumn.ROWS].tolist(), strict=True)
+        layer_rows = self._rows[sparse].tolist()
+        layer_asleep = self._asleep[sparse, AsleepColumn.ROWS].tolist()
         return ResidencyStatus(
             num_slots=shape.num_slots,
             num_experts=shape.num_experts,
             num_resident=self._num_resident,
             slot_experts=tuple(map(tuple, self._residency.expert_of_slot[sparse].tolist())),
             layers=tuple(np.flatnonzero(sparse).tolist()),
+            num_steps=self._num_steps,
+            layer_rows=tuple(layer_rows),
+            layer_asleep_rows=tuple(layer_asleep),
             hit_rates=tuple(
                 (all_rows - missed) / all_rows if all_rows else None
-                for is_sparse, (all_rows, missed) in zip(sparse, layer_rows, strict=True)
-                if is_sparse
+                for all_rows, missed in zip(layer_rows, layer_asleep, strict=True)
             ),
             resident_rows=rows - asleep[AsleepColumn.ROWS],
             asleep_rows=asleep[AsleepColumn.ROWS],

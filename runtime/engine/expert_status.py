@@ -56,11 +56,12 @@ class ExpertStatus:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStatus:
-    """Which experts lie in the device's memory, and what that was worth since the start.
+    """Which experts lie in the device's memory, and what that was worth since the start, in num_steps steps.
 
-    slot_experts: the expert in each slot, -1 for a free one, by layer of `layers` (those that have experts); hit_rates:
-    share of rows whose expert was resident, None before the first. late_fetches: copies that a layer waited for;
-    prefetches: copies made one layer ahead, used or in vain. changes: by reason (`runtime.experts.residency`).
+    By layer of `layers` (those that have experts): slot_experts, the expert in each slot, -1 for a free one; layer_rows and
+    layer_asleep_rows, rows of all experts and of those that were asleep; hit_rates, share of rows whose expert was resident,
+    None before the first. late_fetches: copies that a layer waited for; prefetches: copies made one layer ahead, used or in
+    vain. changes: by reason (`runtime.experts.residency`).
     """
 
     num_slots: int
@@ -68,6 +69,9 @@ class ResidencyStatus:
     num_resident: int
     slot_experts: tuple[tuple[int, ...], ...]
     layers: tuple[int, ...]
+    num_steps: int
+    layer_rows: tuple[int, ...]
+    layer_asleep_rows: tuple[int, ...]
     hit_rates: tuple[float | None, ...]
     resident_rows: int
     asleep_rows: int

@@ -27,7 +27,10 @@ class OperatedServer:
 
 @contextmanager
 def operated_server(
-    folder: Path, row_slots: int, ladder: dict[str, Any] | None = None
+    folder: Path,
+    row_slots: int,
+    ladder: dict[str, Any] | None = None,
+    experts: dict[str, Any] | None = None,
 ) -> Iterator[OperatedServer]:
     """`folder` keeps the state between two starts. fp32, so that greedy answers do not hang on the rung."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,6 +39,7 @@ def operated_server(
         "model": {"aliases": ["live"], "dtype": "fp32"},
         "batch_processing": {"max_batch_size": row_slots, "base_batch_size": row_slots},
         "kv_cache": {"kv_cache_size": "256MiB"},
+        "experts": experts or {},
         "ladder": {"row_slots": row_slots, "max_prefill_tokens": 256, "max_prefill_rows": 8} | (ladder or {}),
     }
     path = folder / "config.yaml"

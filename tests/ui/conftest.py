@@ -1,6 +1,7 @@
 """A real server on the embedded model for the console's tests, one a session, and pages run without a browser."""
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ui import session
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "ui" / "app.py"
 LADDER = {"decode_rows": [1, 4], "prefill_tokens": [64], "max_prefill_tokens": 64, "max_prefill_rows": 4}
+EXPERTS = {"resident_experts": 12, "prefetch_experts": 1, "wake_margin": 0.0}  # of 16
 ROW_SLOTS = 4
 TIMEOUT_S = 60
 _ESCAPED = re.compile(r"\\([^\w\s])")  # ui.plain
@@ -21,7 +23,7 @@ _ESCAPED = re.compile(r"\\([^\w\s])")  # ui.plain
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
-    with operated_server(tmp_path_factory.mktemp("console"), ROW_SLOTS, LADDER) as found:
+    with operated_server(tmp_path_factory.mktemp("console"), ROW_SLOTS, LADDER, EXPERTS) as found:
         yield found
 
 
@@ -45,6 +47,13 @@ def open_page(server: OperatedServer, monkeypatch: pytest.MonkeyPatch) -> Callab
         return app.switch_page(f"views/{name}.py").run() if name != "overview" else app
 
     return opened
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.05)
 
 
 def texts(app: AppTest) -> str:

@@ -14,10 +14,10 @@ from control_plane.console_schemas import (
     LedgerRow,
     Move,
     OverviewPage,
-    Placement,
     RungRow,
     Series,
 )
+from control_plane.expert_schemas import Placement
 from control_plane.request_schemas import RequestTimeline, TimelineEvent
 from ui.charts import Look, gauge_band, lines, moments, stacked
 from ui.maps import demand, expert_heat, layer_imbalance, moves, request_way, rung_work, token_arrivals

@@ -1,7 +1,6 @@
 """The Experts page over a real engine on four devices: its figures, and an operator's rebalance, pause and refusals."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -10,9 +9,10 @@ from streamlit.testing.v1 import AppTest
 
 from control_plane.app import create_app
 from control_plane.client import AdminClient, AdminError
-from control_plane.console_schemas import ExpertsPage, Placement
+from control_plane.console_schemas import ExpertsPage
 from control_plane.drain import DrainingServer, uvicorn_config
 from control_plane.engine_handle import ServedModel
+from control_plane.expert_schemas import Placement
 from control_plane.service import EngineService
 from runtime.config import parse_config
 from runtime.engine.build import ModelCard
@@ -24,7 +24,7 @@ from tests.control_plane.fake_engine import FakeEngine
 from tests.control_plane.live_engine import CONFIG, VOCAB_SIZE
 from tests.control_plane.test_admin_auth import digest
 from tests.runtime.engine.test_loop import make_loop
-from tests.ui.conftest import APP, TIMEOUT_S, texts
+from tests.ui.conftest import APP, TIMEOUT_S, texts, until
 from tests.ui.test_charts import spec
 from tests.ui.test_roles import OPERATOR, VIEWER
 from ui import session
@@ -52,7 +52,7 @@ def four_devices() -> Iterator[str]:
     server = DrainingServer(uvicorn_config(create_app(service), service), service)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    _until(lambda: server.started)
+    until(lambda: server.started)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(20)
@@ -76,7 +76,7 @@ def test_an_operator_plans_applies_and_pauses(
     four_devices: str, experts_page: Callable[[str, str], AppTest]
 ) -> None:
     with AdminClient(four_devices, OPERATOR) as admin:
-        _until(lambda: _placement(admin).available)
+        until(lambda: _placement(admin).available)
         page = experts_page(four_devices, OPERATOR)
         page.button(key="rebalance_plan").click().run()
         assert not page.exception
@@ -86,7 +86,7 @@ def test_an_operator_plans_applies_and_pauses(
         assert refused.value.status == 422
 
         _ask(four_devices)
-        _until(lambda: (admin.experts() or {})["imbalance"] is not None)
+        until(lambda: (admin.experts() or {})["imbalance"] is not None)
         assert admin.rebalance_experts(dry_run=True)["num_moves"] > 0, "the test needs a skewed load"
         page = experts_page(four_devices, OPERATOR)
 
@@ -95,18 +95,18 @@ def test_an_operator_plans_applies_and_pauses(
             wanted = admin.rebalance_experts(dry_run=True)["num_moves"]
             return f"Dry run: {wanted} moves" in texts(page).replace("*", "")
 
-        _until(shows_the_plan)  # a window of traffic may end between the two plans, but not for ever
+        until(shows_the_plan)  # a window of traffic may end between the two plans, but not for ever
         assert _moved(admin) == 0
         page.button(key="rebalance_apply").click().run()
         assert _moved(admin) == 0, "one click does not move"
         page.button(key="rebalance_confirm").click().run()
         assert "moves are ordered" in texts(page)
-        _until(lambda: _moved(admin) > 0)
+        until(lambda: _moved(admin) > 0)
         assert not any(button.key == "rebalance_apply" for button in page.button)
 
         page.button(key="pause_experts").click().run()
         assert (admin.experts() or {})["is_paused"]
-        _until(lambda: _placement(admin).is_paused)
+        until(lambda: _placement(admin).is_paused)
         page = experts_page(four_devices, OPERATOR)
         assert "an operator has paused" in texts(page)
         assert page.button(key="pause_experts").label == "Resume moves"
@@ -127,9 +127,10 @@ def test_on_one_device_it_says_why_and_offers_nothing(
         running(engine, make_config(state_dir="off", **KEYS)) as server,
         AdminClient(server.base_url, OPERATOR) as admin,
     ):
-        _until(lambda: "one device" in _placement(admin).reason)
+        until(lambda: "one device" in _placement(admin).reason)
         page = experts_page(server.base_url, OPERATOR)
         assert "all experts are on one device" in texts(page)
+        assert "Experts that sleep" not in texts(page), "none does"
         assert not any(button.key == "rebalance_plan" for button in page.button)
         assert admin.experts() is None
         for order in (lambda: admin.rebalance_experts(dry_run=True), lambda: admin.pause_experts(True)):
@@ -172,10 +173,3 @@ def _placement(admin: AdminClient) -> Placement:
 
 def _moved(admin: AdminClient) -> int:
     return (admin.experts() or {})["applied_moves"]
-
-
-def _until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it does not come true"
-        time.sleep(0.05)

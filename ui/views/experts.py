@@ -1,4 +1,4 @@
-"""Experts: who computes how much, how even it is, and where experts sit."""
+"""Experts: who computes how much, how even it is, which of them sleep, and where experts sit."""
 
 import streamlit as st
 
@@ -7,6 +7,7 @@ from ui.charts import lines
 from ui.frame import figures, live_page, look, plot, plots
 from ui.maps import expert_heat, layer_imbalance
 from ui.placement import show_placement
+from ui.residency import show_residency
 from ui.units import DASH, count, percent, seconds
 
 
@@ -15,6 +16,7 @@ def draw(page: ExpertsPage, span: Span) -> None:
         _load(page, span)
     else:
         st.info("No figures yet: they come with the first tokens.", icon=":material/info:")
+    show_residency(page, span)
     st.subheader("Where experts sit", anchor=False)
     show_placement(page.placement)
 

@@ -226,6 +226,16 @@ async def test_the_overviews_numbers() -> None:
         assert of_type("overview", await server.get("overview")).alerts[0].since == since
 
 
+async def test_now_is_the_last_seconds_and_not_the_span() -> None:
+    async with watched() as server:
+        for i in range(100):
+            server.tick(**busy(i))
+        for _ in range(10):  # nothing has been made for 20 s
+            server.tick(**busy(99))
+        now = of_type("overview", await server.get("overview")).now
+        assert (now.generation_tokens_s, now.busy_share) == (0.0, 0.0)
+
+
 async def test_the_rungs_and_why_numbers_moved() -> None:
     async with watched() as server:
         engine = server.server.engine
