@@ -17,8 +17,9 @@ import pytest
 from control_plane import drain as drain_module
 from control_plane.drain import drain
 from control_plane.service import EngineService, Phase
-from tests.control_plane.conftest import in_process, running, until, wait_until
+from tests.control_plane.conftest import in_process, running
 from tests.control_plane.fake_engine import FakeEngine
+from tests.patience import until, until_async
 
 ROOT = Path(__file__).parents[2]
 LONG: dict[str, Any] = {"model": "fake", "prompt": "ab", "max_tokens": 4000, "ignore_eos": True}
@@ -31,13 +32,13 @@ async def test_the_whole_way(engine: FakeEngine) -> None:
     async with process as client:
         stream = asyncio.ensure_future(client.post("/v1/completions", json=LONG | {"stream": True}))
         whole = asyncio.ensure_future(client.post("/v1/completions", json=LONG))
-        assert await wait_until(lambda: engine.num_held == 2)
+        await until_async(lambda: engine.num_held == 2)
         leaving = asyncio.ensure_future(drain(process.service, 0.2, 0.3))
-        assert await wait_until(lambda: process.service.phase is Phase.LEAVING)
+        await until_async(lambda: process.service.phase is Phase.LEAVING)
         assert (await client.get("/health/ready")).status_code == 503
         assert (await client.get("/health/live")).status_code == 200
         assert (await client.post("/v1/completions", json=SHORT)).status_code == 200
-        assert await wait_until(lambda: process.service.phase is Phase.CLOSED)
+        await until_async(lambda: process.service.phase is Phase.CLOSED)
         refused = await client.post("/v1/completions", json=SHORT)
         assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
         assert not stream.done()
@@ -46,7 +47,7 @@ async def test_the_whole_way(engine: FakeEngine) -> None:
         assert orjson.loads(error.removeprefix("data: "))["error"]["code"] == "server_is_overloaded"
         assert done == "data: [DONE]"
         assert (await whole).status_code == 503
-        assert await wait_until(lambda: engine.num_held == 0)
+        await until_async(lambda: engine.num_held == 0)
 
 
 async def test_nothing_to_wait_for(engine: FakeEngine) -> None:
@@ -62,7 +63,7 @@ async def test_running_requests_finish(engine: FakeEngine) -> None:
     process = in_process(engine)
     async with process as client:
         task = asyncio.ensure_future(client.post("/v1/completions", json=LONG | {"max_tokens": 40}))
-        assert await wait_until(lambda: engine.num_held == 1)
+        await until_async(lambda: engine.num_held == 1)
         await drain(process.service, 0.0, 5)
         assert (await task).json()["choices"][0]["finish_reason"] == "length"
 
@@ -78,12 +79,12 @@ def test_listener_stays_open_during_the_delay(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(drain_module, "drain", gated)
     with running(FakeEngine()) as live:
         live.server.handle_exit(signal.SIGTERM, None)
-        assert until(lambda: live.service.phase is Phase.LEAVING)
+        until(lambda: live.service.phase is Phase.LEAVING)
         assert httpx.get(f"{live.base_url}/health/ready").status_code == 503
         assert httpx.post(f"{live.base_url}/v1/completions", json=SHORT).status_code == 200
         assert not live.server.should_exit
         may_go_on.set()
-        assert until(lambda: live.server.should_exit)
+        until(lambda: live.server.should_exit)
 
 
 SCRIPT = """

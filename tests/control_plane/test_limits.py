@@ -7,8 +7,9 @@ import httpx
 import pytest
 
 from control_plane import limits
-from tests.control_plane.conftest import Running, make_config, running, until
+from tests.control_plane.conftest import Running, make_config, running
 from tests.control_plane.fake_engine import FakeEngine
+from tests.patience import until
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
 
@@ -117,12 +118,12 @@ def test_disconnect_frees_the_request(stream: str) -> None:
             '{"model":"fake","prompt":"ab","n":2,"max_tokens":4000,"ignore_eos":true,"stream":' + stream + "}"
         )
         with post(live, body.encode()):
-            assert until(lambda: engine.num_held == 2)
+            until(lambda: engine.num_held == 2)
         left_at = engine.num_steps
-        assert until(lambda: engine.num_held == 0)
+        until(lambda: engine.num_held == 0)
         assert engine.num_steps - left_at <= 5
         assert sorted(engine.aborted) == sorted(request.request_id for request in engine.submitted)
-        assert until(lambda: live.service.num_open == 0)
+        until(lambda: live.service.num_open == 0)
 
 
 def test_a_client_that_does_not_read_blocks_nobody_and_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +136,13 @@ def test_a_client_that_does_not_read_blocks_nobody_and_is_cut(monkeypatch: pytes
         fields = b'"max_tokens":4000,"ignore_eos":true,"stream":true,"n":16,"logprobs":20'
         body = b'{"model":"fake","prompt":"ab",%s}' % fields
         lazy.sendall(f"{HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        assert until(lambda: bool(engine.submitted))
+        until(lambda: bool(engine.submitted))
         start = time.monotonic()
         for _ in range(5):
             answer = httpx.post(f"{live.base_url}/v1/completions", json={"model": "fake", "prompt": "abc"})
             assert answer.status_code == 200
         assert time.monotonic() - start < 5
-        assert until(lambda: live.service.num_open == 0, 10)
+        until(lambda: live.service.num_open == 0)
         lazy.close()
 
 
