@@ -29,7 +29,7 @@ class Running:
     engine: FakeEngine
     server: DrainingServer
 
-    def connect(self, timeout_s: float = 10) -> socket.socket:
+    def connect(self, timeout_s: float = PATIENCE_S) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout_s)
 
 

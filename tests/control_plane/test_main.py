@@ -14,7 +14,7 @@ from runtime.config import EngineConfig
 from runtime.errors import ModelLoadError
 from tests.control_plane.conftest import make_config
 from tests.control_plane.fake_engine import FakeEngine, served
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "router"])
@@ -62,14 +62,14 @@ class Started:
         self.url = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
 
     def _build(self, config: EngineConfig) -> tuple[StartableEngine, ServedModel]:
-        self.may_build.wait(10)
+        self.may_build.wait(PATIENCE_S)
         if self._fails:
             raise ModelLoadError("model.safetensors is truncated")
         return self.engine, served(self.engine)
 
     def end(self) -> None:
         self.server.should_exit = True
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
         self.server.stop_engine()
 
 
@@ -90,7 +90,7 @@ def test_http_is_up_while_the_model_loads(capfd: pytest.CaptureFixture[str]) -> 
 def test_model_that_cannot_be_loaded_ends_the_server(capfd: pytest.CaptureFixture[str]) -> None:
     started = Started(fails=True)
     started.may_build.set()
-    started.thread.join(10)
+    started.thread.join(PATIENCE_S)
     assert started.server.load_failed
     assert "truncated" in capfd.readouterr().err
     started.end()

@@ -170,7 +170,7 @@ async def test_rollback(admin: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert (await admin.post(url, json={"revision": 9}, headers={"If-Match": '"2"'})).status_code == 404
     start = asyncio.get_running_loop().time()
     answer = await admin.post(url, json={"revision": 1, "reason": "worse"}, headers={"If-Match": '"2"'})
-    assert asyncio.get_running_loop().time() - start < 1
+    assert asyncio.get_running_loop().time() - start < 5
     assert (answer.json()["number"], answer.json()["rolled_back_to"]) == (3, 1)
     assert engine.config.batch_processing.alpha == 0.5
 
