@@ -1,10 +1,8 @@
 """Fixtures: a service over the fake engine, reached in process or over a real socket."""
 
-import asyncio
 import socket
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +16,7 @@ from control_plane.drain import DrainingServer, uvicorn_config
 from control_plane.service import EngineService
 from runtime.config import EngineConfig, parse_config
 from tests.control_plane.fake_engine import FakeEngine, served
+from tests.patience import PATIENCE_S, until
 
 
 @dataclass(slots=True)
@@ -30,7 +29,7 @@ class Running:
     engine: FakeEngine
     server: DrainingServer
 
-    def connect(self, timeout_s: float = 10) -> socket.socket:
+    def connect(self, timeout_s: float = PATIENCE_S) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout_s)
 
 
@@ -38,16 +37,6 @@ def make_config(**server: Any) -> EngineConfig:
     return parse_config(
         {"server": {"port": 0, "max_body_size": "1MiB", **server}, "model": {"aliases": ["gpt-alias"]}}
     )
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 5) -> bool:
-    """Whether `condition` becomes true in time."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @contextmanager
@@ -59,13 +48,13 @@ def running(
     server = DrainingServer(uvicorn_config(create_app(service), service), service)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    assert until(lambda: server.started)
+    until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield Running(f"http://127.0.0.1:{port}", port, service, engine, server)
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE_S)
         engine.shutdown(5)
 
 
@@ -121,12 +110,3 @@ def live() -> Iterator[Running]:
     """One server for a module's tests that need a socket; a step takes a millisecond."""
     with ExitStack() as stack:
         yield stack.enter_context(running(FakeEngine(step_s=0.001)))
-
-
-async def wait_until(condition: Callable[[], bool], timeout_s: float = 5) -> bool:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        await asyncio.sleep(0.01)
-    return True

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from runtime.engine.chat_template import ChatTemplate
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.loop import EngineLoop
 from runtime.engine.tokenizer import ByteTokenizer
+from tests.patience import until_async
 
 CONFIG_PATH = "/admin/v1/config"
 VOCAB_SIZE = 264
@@ -94,7 +95,7 @@ class LiveServer:
 
     async def is_steady(self) -> None:
         """Waits until no rung compiles and LiveConfig has noted so."""
-        await eventually(
+        await until_async(
             lambda: (
                 self.loop.snapshot().ladder_change.state is not LadderState.COMPILING
                 and self.service.live.newest.status != "compiling"
@@ -102,18 +103,11 @@ class LiveServer:
         )
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it does not come true"
-        await asyncio.sleep(0.01)
-
-
 @asynccontextmanager
 async def live_server(loop: EngineLoop) -> AsyncIterator[LiveServer]:
     """A server at its first revision, over an engine that is put back to CONFIG."""
     loop.configure(CONFIG).result(10)
-    await eventually(lambda: loop.snapshot().ladder_change.state is LadderState.STEADY)
+    await until_async(lambda: loop.snapshot().ladder_change.state is LadderState.STEADY)
     service, tokenizer = EngineService(CONFIG), ByteTokenizer(VOCAB_SIZE)
     card = ModelCard("tiny", 256, VOCAB_SIZE, 0)
     grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
@@ -148,7 +142,7 @@ class Load:
     async def more(self, num: int) -> None:
         """Waits for `num` more answers."""
         wanted = self.num_done + num
-        await eventually(lambda: self.num_done >= wanted or bool(self.errors))
+        await until_async(lambda: self.num_done >= wanted or bool(self.errors))
 
     async def _stream_on(self) -> None:
         while not self._is_over:

@@ -1,12 +1,11 @@
 """The official client against a real server."""
 
-import asyncio
-
 import openai
 import pytest
 from pydantic import BaseModel
 
 from tests.control_plane.conftest import Running
+from tests.patience import until_async
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -80,8 +79,4 @@ async def test_async_client_cancels(live: Running) -> None:
         async for _ in stream:
             break
         await stream.close()
-        for _ in range(100):
-            if live.engine.num_held == 0:
-                return
-            await asyncio.sleep(0.01)
-    raise AssertionError("the request was not freed")
+        await until_async(lambda: live.engine.num_held == 0)

@@ -22,7 +22,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_store(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -7,7 +7,8 @@ import pytest
 from runtime.config import parse_config
 from runtime.engine.loop import EngineLoop
 from runtime.ladder.late_compiles import monitor
-from tests.control_plane.live_engine import CONFIG, Load, eventually, live_server
+from tests.control_plane.live_engine import CONFIG, Load, live_server
+from tests.patience import until_async
 from tests.runtime.engine.test_loop import make_loop
 
 EXPERTS = "/admin/v1/experts"
@@ -34,13 +35,13 @@ async def test_an_operator_moves_experts_under_load(loop) -> None:
         monitor.arm()
         async with Load(server, 4) as load:
             await load.more(8)
-            await eventually(lambda: loop.snapshot().experts.imbalance is not None)
+            await until_async(lambda: loop.snapshot().experts.imbalance is not None)
             plan = (await server.client.post(f"{EXPERTS}/rebalance", json={"dry_run": True})).json()
             assert plan["imbalance_after"] <= plan["imbalance_before"]
             assert plan["status"]["slot_experts"] == before["experts"]["slot_experts"]
             applied = await server.client.post(f"{EXPERTS}/rebalance", json={"reason": "evening"})
             assert applied.status_code == 200
-            await eventually(lambda: loop.snapshot().experts.waiting_moves == 0)
+            await until_async(lambda: loop.snapshot().experts.waiting_moves == 0)
             await load.more(8)
         assert not load.errors
         assert all(len(texts) == 1 for texts in load.texts.values())  # the same before and after

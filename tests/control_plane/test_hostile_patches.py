@@ -14,7 +14,7 @@ from tests.control_plane.fake_engine import FakeEngine
 
 URL = "http://127.0.0.1:8000"
 CONFIG = "/admin/v1/config"
-AT_MOST_S = 1.0  # on the event loop, where nothing else moves meanwhile
+AT_MOST_S = 1.0  # of the event loop's processor time: nothing else moves meanwhile
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ AT_MOST_S = 1.0  # on the event loop, where nothing else moves meanwhile
 async def test_refused_soon_and_by_name(patch: dict[str, Any], told: str) -> None:
     async with in_process(FakeEngine(), make_config(demo=True), URL) as client:
         before = (await client.get(CONFIG)).json()
-        start = time.monotonic()
+        start = time.thread_time()
         for method, path in (("POST", f"{CONFIG}/plan"), ("PATCH", CONFIG)):
             answer = await client.request(method, path, json={"patch": patch}, headers={"If-Match": '"1"'})
             assert answer.status_code == 422, answer.text
             assert told in answer.json()["error"]["message"]
             assert len(answer.content) < 2000
-        assert time.monotonic() - start < AT_MOST_S
+        assert time.thread_time() - start < AT_MOST_S
         assert (await client.get(CONFIG)).json() == before
 
 

@@ -253,12 +253,12 @@ async def test_a_caller_that_goes_away_leaves_no_half_change(
 
     def slow(store: ConfigStore, revision: Any) -> None:
         reached.set()
-        may_go.wait(5)
+        may_go.wait(60)
         append(store, revision)
 
     monkeypatch.setattr(ConfigStore, "append", slow)
     task = asyncio.ensure_future(setup.live.change(ALPHA, **BY))
-    await asyncio.to_thread(reached.wait, 5)
+    await asyncio.to_thread(reached.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -29,7 +29,8 @@ from tests.conformance.random_changes import (
     lost_updates,
     random_patch,
 )
-from tests.control_plane.live_engine import CONFIG, CONFIG_PATH, LiveServer, Load, eventually, live_server
+from tests.control_plane.live_engine import CONFIG, CONFIG_PATH, LiveServer, Load, live_server
+from tests.patience import until_async
 from tests.runtime.engine.test_loop import make_loop
 
 FIVE_ROWS = {
@@ -71,13 +72,13 @@ async def test_the_old_ladder_serves_until_the_new_rung_is_ready(loop, monkeypat
             assert (made.status_code, made.json()["status"]) == (200, "compiling")
             before = server.hits()
             await load.more(20)
-            await eventually(lambda: server.hits()["decode-4"] > before["decode-4"])  # told every 0.1 s
+            await until_async(lambda: server.hits()["decode-4"] > before["decode-4"])  # told every 0.1 s
             assert "decode-5" not in server.hits()
             assert await server.status(2) == "compiling"
             gate.set()
             await server.is_steady()
             assert await server.status(2) == "applied"
-            await eventually(lambda: server.hits()["decode-5"] > 0)
+            await until_async(lambda: server.hits()["decode-5"] > 0)
     finally:
         gate.set()
     assert load.errors == []
@@ -99,7 +100,7 @@ async def test_a_compile_that_fails_leaves_the_old_ladder_and_names_the_rung(loo
         }
         made = (await server.patch(patch)).json()
         assert made["status"] == "compiling"
-        await eventually(lambda: server.service.live.revision == 3)
+        await until_async(lambda: server.service.live.revision == 3)
         await load.more(10)
         assert set(server.hits()) == rungs
         assert await server.status(2) == "failed"
@@ -134,7 +135,7 @@ async def on_trial(server: LiveServer, load: Load, patch: dict[str, Any], max_wo
         await asyncio.sleep(0.2)
     assert answer.json()["status"] == "canary"
     assert (await server.patch({"slo": {"itl": "9s"}})).status_code == 423
-    await eventually(lambda: server.service.live.store.get(2).status not in ("canary", "compiling"))
+    await until_async(lambda: server.service.live.store.get(2).status not in ("canary", "compiling"))
     return await server.status(2)
 
 
@@ -285,7 +286,7 @@ async def test_the_console_shows_what_the_engine_does_and_a_requests_own_way(loo
         assert [data["id"] for data in same] == [data["id"] for data in found]
         await load.more(20)
         num_ticks = server.service.sampler.num_ticks
-        await eventually(lambda: server.service.sampler.num_ticks >= num_ticks + 2)
+        await until_async(lambda: server.service.sampler.num_ticks >= num_ticks + 2)
         for page, kind in PAGE_TYPES.items():
             pages[page] = kind.model_validate(await server.get(f"/admin/v1/console/{page}"))
         listed = (await server.get("/admin/v1/requests?limit=500"))["data"]

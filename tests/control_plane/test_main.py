@@ -12,8 +12,9 @@ from control_plane.service import EngineService
 from control_plane.whole_files import LockedFolder
 from runtime.config import EngineConfig
 from runtime.errors import ModelLoadError
-from tests.control_plane.conftest import make_config, until
+from tests.control_plane.conftest import make_config
 from tests.control_plane.fake_engine import FakeEngine, served
+from tests.patience import PATIENCE_S, until
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "router"])
@@ -57,18 +58,18 @@ class Started:
         self.server = LoadingServer(EngineService(make_config()), self._build)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
-        assert until(lambda: self.server.started and bool(self.server.servers))
+        until(lambda: self.server.started and bool(self.server.servers))
         self.url = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
 
     def _build(self, config: EngineConfig) -> tuple[StartableEngine, ServedModel]:
-        self.may_build.wait(10)
+        self.may_build.wait(PATIENCE_S)
         if self._fails:
             raise ModelLoadError("model.safetensors is truncated")
         return self.engine, served(self.engine)
 
     def end(self) -> None:
         self.server.should_exit = True
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
         self.server.stop_engine()
 
 
@@ -79,17 +80,17 @@ def test_http_is_up_while_the_model_loads(capfd: pytest.CaptureFixture[str]) -> 
     answer = httpx.post(f"{started.url}/v1/completions", json={"model": "fake", "prompt": "a"})
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     started.may_build.set()
-    assert until(lambda: httpx.get(f"{started.url}/health/ready").status_code == 200)
+    until(lambda: httpx.get(f"{started.url}/health/ready").status_code == 200)
     answer = httpx.post(f"{started.url}/v1/completions", json={"model": "fake", "prompt": "a"})
     assert answer.json()["choices"][0]["text"] == "a"
-    assert until(lambda: "fake is ready" in capfd.readouterr().out)
+    until(lambda: "fake is ready" in capfd.readouterr().out)
     started.end()
 
 
 def test_model_that_cannot_be_loaded_ends_the_server(capfd: pytest.CaptureFixture[str]) -> None:
     started = Started(fails=True)
     started.may_build.set()
-    started.thread.join(10)
+    started.thread.join(PATIENCE_S)
     assert started.server.load_failed
     assert "truncated" in capfd.readouterr().err
     started.end()

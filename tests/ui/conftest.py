@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,14 @@ from streamlit.testing.v1 import AppTest
 from control_plane.client import AdminClient
 from tests.conformance.operated_server import OperatedServer, operated_server
 from ui import session
+from ui.feed import Feed
 
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "ui" / "app.py"
 LADDER = {"decode_rows": [1, 4], "prefill_tokens": [64], "max_prefill_tokens": 64, "max_prefill_rows": 4}
 EXPERTS = {"resident_experts": 12, "prefetch_experts": 1, "wake_margin": 0.0}  # of 16
 ROW_SLOTS = 4
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 _ESCAPED = re.compile(r"\\([^\w\s])")  # ui.plain
 
 
@@ -31,6 +33,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]
 def admin(server: OperatedServer) -> Iterator[AdminClient]:
     with AdminClient(server.root) as client:
         yield client
+
+
+@pytest.fixture(autouse=True)
+def _no_page_is_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A page waits for this machine's server; what a slow one looks like, test_feed and test_browser say."""
+    monkeypatch.setattr(session, "Feed", partial(Feed, wait_s=TIMEOUT_S / 2))
+    session.feed.clear()
+    yield
+    session.feed.clear()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Pages over a real server, without a browser: what they say, and what an operator's clicks do to the engine."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -12,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 from control_plane.client import AdminClient
 from control_plane.console_schemas import BucketsPage, RungRow
 from tests.conformance.operated_server import OperatedServer
+from tests.patience import until
 from tests.ui.conftest import texts
 from ui.frame import PAGE_NAMES
 
@@ -44,10 +44,17 @@ def test_plots_hold_what_the_server_says(
     open_page: OpenPage, server: OperatedServer, admin: AdminClient
 ) -> None:
     _ask(server, 12)
-    assert _until(lambda: any(rung.hits_span for rung in _rungs(admin)))
-    figures = {spec["layout"]["title"]["text"]: spec for spec in _figures(open_page("buckets"))}
+    until(lambda: any(rung.hits_span for rung in _rungs(admin)))
+
+    def drawn_and_said() -> tuple[AppTest, list[RungRow]] | None:
+        """Both of one moment: the server may look at its engine between the two questions."""
+        before, page = _rungs(admin), open_page("buckets")
+        return (page, before) if before == _rungs(admin) else None
+
+    page, rungs = until(drawn_and_said)
+    figures = {spec["layout"]["title"]["text"]: spec for spec in _figures(page)}
     asked, padding = figures["Use of each rung (rung · launches)"]["data"]
-    used = [rung for rung in _rungs(admin) if rung.hits_span]
+    used = [rung for rung in rungs if rung.hits_span]
     assert [name.split()[0] for name in asked["y"]] == [rung.name for rung in used]
     assert asked["x"] == pytest.approx([100 * (rung.occupancy_span or 0) for rung in used])
     assert [a + p for a, p in zip(asked["x"], padding["x"], strict=True)] == pytest.approx([100] * len(used))
@@ -191,12 +198,3 @@ def _rungs(admin: AdminClient) -> list[RungRow]:
 def _ask(server: OperatedServer, num_tokens: int) -> None:
     body = {"model": "live", "prompt": "Once upon a time", "max_tokens": num_tokens, "ignore_eos": True}
     assert httpx.post(f"{server.base_url}/completions", json=body, timeout=60).status_code == 200
-
-
-def _until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 20
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from runtime.engine.stats import ITL_BOUNDS_S, Histogram
-from tests.control_plane.conftest import in_process, make_config, wait_until
+from tests.control_plane.conftest import in_process, make_config
 from tests.control_plane.fake_engine import FakeEngine
+from tests.patience import until_async
 
 CONFIG = "/admin/v1/config"
 URL = "http://127.0.0.1:8000"
@@ -169,7 +170,7 @@ async def test_rollback(admin: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert (await admin.post(url, json={"revision": 9}, headers={"If-Match": '"2"'})).status_code == 404
     start = asyncio.get_running_loop().time()
     answer = await admin.post(url, json={"revision": 1, "reason": "worse"}, headers={"If-Match": '"2"'})
-    assert asyncio.get_running_loop().time() - start < 1
+    assert asyncio.get_running_loop().time() - start < 5
     assert (answer.json()["number"], answer.json()["rolled_back_to"]) == (3, 1)
     assert engine.config.batch_processing.alpha == 0.5
 
@@ -216,9 +217,9 @@ async def test_the_ticker_takes_back_what_cannot_be_compiled(
     assert answer.json()["status"] == "compiling"
     assert "moe_ladder_state" in (await admin.get("/metrics")).text
     engine.configuration.end_compile("decode-64: out of memory")
-    assert await wait_until(lambda: engine.config.batch_processing.max_batch_size == 32)
+    await until_async(lambda: engine.config.batch_processing.max_batch_size == 32)
     found = (await admin.get(f"{CONFIG}/history")).json()["data"]
-    assert await wait_until(lambda: engine.configuration.config.batch_processing.max_batch_size == 32)
+    await until_async(lambda: engine.configuration.config.batch_processing.max_batch_size == 32)
     assert "decode-64" in found[0]["reason"]
 
 

@@ -1,5 +1,6 @@
 """While host 0 awaits the others: strangers, slow ones and hosts that give up hold up nobody and end nothing."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -15,10 +16,11 @@ from runtime.engine.host_channel import HostChannel
 from runtime.engine.host_frames import MAX_COMMAND_BYTES, to_frame
 from runtime.engine.leader import Leader
 from runtime.errors import ModelLoadError
+from tests.patience import PATIENCE_S, until
 from tests.runtime.engine.test_leader import GREETING, config
 from tests.runtime.engine.two_hosts import free_ports
 
-HOST_TIMEOUT = "30s"  # no test waits for it
+HOST_TIMEOUT = "60s"  # no test waits for it
 
 
 @dataclass
@@ -40,35 +42,31 @@ class Gathering:
         return [dial(config(host, port=self.port, host_timeout=HOST_TIMEOUT), GREETING)[0] for host in hosts]
 
     def connect(self, sent: bytes = b"") -> socket.socket:
-        deadline = time.monotonic() + 5
-        while True:
-            try:
-                stranger = socket.create_connection(("127.0.0.1", self.port + 1), timeout=5)
-                break
-            except OSError:
-                assert time.monotonic() < deadline
+        stranger = until(self._connection)
         stranger.sendall(sent)
         return stranger
 
+    def _connection(self) -> socket.socket | None:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+
 
 @pytest.fixture
-def gathering() -> Iterator[Gathering]:
+def gathering(monkeypatch) -> Iterator[Gathering]:
+    monkeypatch.setattr(leader_module, "HELLO_TIMEOUT_S", 60.0)  # no test waits for it either
     (port,) = free_ports(1)
-    wishes = {"host_timeout": HOST_TIMEOUT, "host_start_timeout": "20s"}
+    wishes = {"host_timeout": HOST_TIMEOUT, "host_start_timeout": "60s"}
     found = Gathering(port, Leader(config(0, port=port, **wishes).parallel, GREETING, {}))
     thread = threading.Thread(target=found.run)
     thread.start()
     yield found
     found.leader.close("the test ends")
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
 def wait(gathering: Gathering) -> str:
-    deadline = time.monotonic() + 10
-    while not gathering.ends:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: gathering.ends)
     return gathering.ends[0]
 
 
@@ -96,12 +94,9 @@ def test_words_of_a_stranger_are_one_line_of_the_log(gathering, caplog) -> None:
     with gathering.connect(to_frame(["hello", 1, GREETING | {"a\nCRITICAL": "b\rc"}])) as stranger:
         while stranger.recv(1000):
             pass
-    deadline = time.monotonic() + 5
-    while not any("refused" in message for message in caplog.messages):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    assert "a?CRITICAL is None on host 0, b?c on host 1" in caplog.messages[-1]
-    assert "\n" not in caplog.messages[-1]
+    (refusal,) = until(lambda: [message for message in caplog.messages if "refused" in message])
+    assert "a?CRITICAL is None on host 0, b?c on host 1" in refusal
+    assert "\n" not in refusal
 
 
 def test_who_says_nothing_holds_up_nobody(gathering) -> None:
@@ -125,13 +120,13 @@ def test_a_hello_that_comes_byte_by_byte_has_one_deadline(gathering, monkeypatch
 
     with gathering.connect() as slow, pytest.raises(OSError, match=r"Broken pipe|reset"):
         drip(slow)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60  # 200 s as long as bytes come
 
 
 def test_a_host_that_gave_up_before_it_was_greeted_has_not_come(gathering) -> None:
     gathering.connect(to_frame(["hello", 1, GREETING])).close()
     with gathering.connect() as connection:  # it reads its welcome and dies before its first beat
-        channel = HostChannel(connection, 5, MAX_COMMAND_BYTES)
+        channel = HostChannel(connection, PATIENCE_S, MAX_COMMAND_BYTES)
         channel.send(["hello", 1, GREETING])
         assert channel.receive()[0] == "welcome"
     channels = gathering.come(2, 1)
@@ -142,9 +137,6 @@ def test_a_host_that_gave_up_before_it_was_greeted_has_not_come(gathering) -> No
 
 def test_a_host_that_is_lost_meanwhile_ends_the_start_by_name(gathering) -> None:
     (channel,) = gathering.come(1)
-    deadline = time.monotonic() + 5
-    while [h.state for h in gathering.leader.status()] != ["up", "up", "waiting"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: [h.state for h in gathering.leader.status()] == ["up", "up", "waiting"])
     channel.close()
     assert "host 1 of 3 (127.0.0.1:" in wait(gathering)

@@ -34,7 +34,7 @@ class Meeting:
     """What `smallest` is on two hosts in two threads."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(2, timeout=5)
+        self._barrier = threading.Barrier(2, timeout=60)
         self._numbers: list[int] = []
 
     def smallest(self, number: int) -> int:
@@ -64,7 +64,7 @@ def test_other_kernels_end_the_start_of_both_hosts(names, is_same) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     texts = [ends.get_nowait() for _ in threads]
     if is_same:
         assert texts == ["", ""]
