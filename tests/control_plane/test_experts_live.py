@@ -67,7 +67,7 @@ async def test_traffic_keys_of_requests_are_what_the_next_window_is_foreseen_fro
             return forecast is not None and "translation" in forecast.next_traffic
 
         assert (await server.client.post("/v1/completions", json=body)).status_code == 200
-        await eventually(is_foreseen)
+        await until_async(is_foreseen)
         shown = (await server.get(EXPERTS))["experts"]["forecast"]
         assert shown["next_traffic"]["translation"] > 0
         assert shown["source"] in shown["errors"] or not shown["errors"]
