@@ -17,6 +17,7 @@ BUSY = 0.9  # the published signs of imbalance: some above 90 % busy
 IDLE_SHARE = 0.5  # and others below half of the busiest
 MIN_TOKENS_PER_EXPERT = 100  # fewer are uneven by chance: one standard deviation is a tenth
 BALANCE_STEP = 0.1  # a fifth of the range at a time: copies share rows less equally, no text changes
+MOST_BALANCE, MOST_MOVES = 0.5, 1024  # the fields' bounds
 PAGES_FULL = 0.95  # the next long prompt preempts somebody
 BATCH_CUT = 0.75  # rows, and about the pages they hold, that stay
 SWING_S = 0.2  # the published sign: p99 moves by more than 200 ms
@@ -40,13 +41,11 @@ def diagnose(window: Window, config: EngineConfig) -> tuple[Finding, ...]:
 
 def expert_imbalance(window: Window, config: EngineConfig) -> Iterator[Finding]:
     """Some devices (on one device: experts) busy, others idle, in the layer that is most uneven."""
-    after, before = np.array(window.last.expert_tokens), np.array(window.first.expert_tokens)
+    num_devices = config.parallel.expert_parallel_size
+    after, before = (_rows(snapshot, num_devices) for snapshot in (window.last, window.first))
     if after.ndim != 2 or after.size == 0:
         return
-    tokens = after - before if before.shape == after.shape else after  # [L, E]
-    num_devices = config.parallel.expert_parallel_size
-    if tokens.shape[1] % num_devices == 0 and num_devices > 1:
-        tokens = tokens.reshape(len(tokens), num_devices, -1).sum(axis=2)  # experts lie in order
+    tokens = after - before if before.shape == after.shape else after  # [L, E or devices]
     if tokens.shape[1] < 2 or tokens.sum(axis=1).min() < MIN_TOKENS_PER_EXPERT * tokens.shape[1]:
         return
     share = tokens / tokens.max(axis=1, keepdims=True)  # of the busiest in the layer
@@ -54,8 +53,7 @@ def expert_imbalance(window: Window, config: EngineConfig) -> Iterator[Finding]:
     if window.busy_share <= BUSY or share[layer].min() >= IDLE_SHARE:
         return
     what = "devices" if num_devices > 1 else "experts"
-    weight = config.batch_processing.expert_balance_weight
-    patch = {"batch_processing": {"expert_balance_weight": round(min(0.5, weight + BALANCE_STEP), 3)}}
+    patch, why_none = _against_imbalance(window, config)
     yield Finding(
         "expert_imbalance",
         "experts",
@@ -69,8 +67,32 @@ def expert_imbalance(window: Window, config: EngineConfig) -> Iterator[Finding]:
             f"num_{what}_below_half": int((share[layer] < IDLE_SHARE).sum()),
         },
         "the busiest device's load falls, and with it the time of a step",
-        patch if num_devices > 1 else None,
-        "" if num_devices > 1 else "all experts are on one device: there is nothing to move",
+        patch,
+        why_none,
+    )
+
+
+def _rows(snapshot: EngineSnapshot, num_devices: int) -> np.ndarray:
+    """Since the start: rows of each device [L, devices], on one device of each expert [L, E]."""
+    if num_devices == 1:
+        return np.array(snapshot.expert_tokens)
+    return np.array(snapshot.experts.device_rows if snapshot.experts is not None else ())
+
+
+def _against_imbalance(window: Window, config: EngineConfig) -> tuple[Patch | None, str]:
+    """What helps, or why nothing that could be set does."""
+    if config.parallel.expert_parallel_size == 1:
+        return None, "all experts are on one device: there is nothing to move"
+    weight = config.batch_processing.expert_balance_weight
+    if weight < MOST_BALANCE:
+        raised = round(min(MOST_BALANCE, weight + BALANCE_STEP), 3)
+        return {"batch_processing": {"expert_balance_weight": raised}}, ""
+    moves, experts = config.parallel.moves_per_step, window.last.experts
+    if experts is not None and experts.waiting_moves > 0 and moves < MOST_MOVES:
+        return {"parallel": {"moves_per_step": min(MOST_MOVES, 2 * moves)}}, ""
+    return None, (
+        f"copies level the devices as well as they can (expert_balance_weight is {MOST_BALANCE}) and no moves wait: "
+        "POST /admin/v1/experts/rebalance plans a whole placement anew"
     )
 
 

@@ -79,8 +79,8 @@ class BatchProcessingConfig(_Section):
     dynamic_batch_window: Duration = _live("50ms", "time between decisions of the micro-batch size")
     max_micro_batch_size: int = _live(32, "largest micro-batch", ge=1, le=4096)
     expert_balance_weight: float = _live(
-        0.0,
-        "how unequally copies of an expert may share its rows, by the load of their devices; no text changes",
+        0.5,
+        "how unequally copies of an expert may share a step's rows, to level the devices; no text changes",
         ge=0,
         le=0.5,
     )

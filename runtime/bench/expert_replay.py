@@ -1,6 +1,8 @@
 """Placements made from one window of traffic and judged on the next, never on what they were made from. Imports no JAX.
 
-Imbalance is (max - mean) / mean of the tokens on the devices in the judged window, by layer.
+Imbalance is (max - mean) / mean of the tokens on the devices in the judged window, by layer. `_leaning`: where copies share in
+every step by the rows of that step, as the engine's steps do (`runtime.experts.sharing`, the rows of all devices known).
+`_step`: the mean over the window's steps of the imbalance of one step, which is what a step waits for.
 """
 
 import itertools
@@ -26,11 +28,10 @@ from runtime.experts.balancer import SlotShape, balance
 from runtime.experts.greedy_balancer import greedy_slots
 from runtime.experts.load_predictor import LoadPredictor, Prediction
 from runtime.experts.placement import ExpertPlacement
-from runtime.experts.shares import device_loads, imbalance, slot_shares
+from runtime.experts.shares import STEP_ROUNDS, device_loads, imbalance, slot_shares
 
 CONFIDENCE = 2.0  # standard errors of the forecast that count when copies are handed out
 FULL_WEIGHT = 0.5  # expert_balance_weight
-STEP_GAIN = 0.5  # weight of the last step in the average that shares of copies follow
 HISTORY_WINDOWS = 8
 STEPS_PER_WINDOW = SYNTHETIC_WINDOW_TOKENS // SYNTHETIC_STEP_TOKENS
 Windows = Sequence[tuple[str, np.ndarray]]  # (traffic key, counts [steps, L, E])
@@ -89,7 +90,8 @@ def judge(windows: Windows, first_judged: int, shape: SlotShape, has_keys: bool)
         mix = {key: float(WINDOW_TOKENS)} if has_keys else None
         prediction = predictor.predict(mix)
         if i >= first_judged:
-            judged = _judge_window(windows[i - 1][1], prediction, steps, even, shape)
+            last = windows[i - 1][1].sum(axis=0).astype(float)
+            judged = _judge_window(last, prediction, steps, even, shape)
             for name, value in judged.items():
                 found.setdefault(name, []).append(value)
         predictor.observe(steps.sum(axis=0), mix)
@@ -97,10 +99,10 @@ def judge(windows: Windows, first_judged: int, shape: SlotShape, has_keys: bool)
 
 
 def _judge_window(
-    before: np.ndarray, prediction: Prediction, steps: np.ndarray, even: ExpertPlacement, shape: SlotShape
+    last: np.ndarray, prediction: Prediction, steps: np.ndarray, even: ExpertPlacement, shape: SlotShape
 ) -> dict[str, np.ndarray]:
-    """Imbalance [L] of each policy in the window of `steps` [steps, L, E]; `before` is the window before it."""
-    last, window = before.sum(axis=0).astype(float), steps.sum(axis=0).astype(float)
+    """Imbalance [L] of each policy in the window of `steps` [steps, L, E]; `last` [L, E] is the window before it."""
+    window = steps.sum(axis=0).astype(float)
     from_last = balance(last, shape)
     predicted = balance(prediction.loads, shape, uncertainty=CONFIDENCE * prediction.uncertainty)
     oracle = balance(window, shape)
@@ -108,22 +110,36 @@ def _judge_window(
     return {
         "no_balancing": imbalance(device_loads(even, window)),
         "published_greedy": imbalance(_loads_of_slots(greedy, window, shape)),
-        "last_window": imbalance(device_loads(from_last, window)),
-        "predicted": imbalance(device_loads(predicted, window)),
-        "last_window_leaning": imbalance(_leaning(from_last, before[-1].astype(float), steps)),
-        "predicted_leaning": imbalance(_leaning(predicted, before[-1].astype(float), steps)),
-        "oracle": imbalance(device_loads(oracle, window)),
-        "oracle_leaning": imbalance(device_loads(oracle, window, slot_shares(oracle, window, FULL_WEIGHT))),
+        **_equal_and_leaning("last_window", from_last, steps),
+        **_equal_and_leaning("predicted", predicted, steps),
+        **_equal_and_leaning("oracle", oracle, steps),
     }
 
 
-def _leaning(placement: ExpertPlacement, recent: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """[L, D] of a window whose copies share, in every step, by what the steps before it were like."""
-    total = np.zeros((placement.num_layers, placement.num_devices))
-    for step in steps:
-        total += device_loads(placement, step, slot_shares(placement, recent, FULL_WEIGHT))
-        recent = recent + STEP_GAIN * (step - recent)
-    return total
+def loads_of_steps(placement: ExpertPlacement, steps: np.ndarray, weight: float) -> np.ndarray:
+    """[steps, L, D]: loads of the devices where copies share in each of the steps [steps, L, E] by its own rows."""
+    return np.array(
+        [
+            device_loads(placement, step, slot_shares(placement, step, weight, STEP_ROUNDS))
+            for step in steps.astype(float)
+        ]
+    )
+
+
+def imbalance_of_steps(by_step: np.ndarray) -> np.ndarray:
+    """[L]: the mean over steps [steps, L, D] of each step's own imbalance."""
+    return np.mean([imbalance(step) for step in by_step], axis=0)
+
+
+def _equal_and_leaning(name: str, placement: ExpertPlacement, steps: np.ndarray) -> dict[str, np.ndarray]:
+    """Imbalance [L] of a placement, see the module's first lines for the names."""
+    equal, leaning = (loads_of_steps(placement, steps, weight) for weight in (0.0, FULL_WEIGHT))
+    return {
+        name: imbalance(equal.sum(axis=0)),
+        f"{name}_leaning": imbalance(leaning.sum(axis=0)),
+        f"{name}_step": imbalance_of_steps(equal),
+        f"{name}_step_leaning": imbalance_of_steps(leaning),
+    }
 
 
 def _loads_of_slots(slots: np.ndarray, loads: np.ndarray, shape: SlotShape) -> np.ndarray:
@@ -188,16 +204,10 @@ def replay_synthetic(
                 )
             ),
             "last_window": imbalance(device_loads(from_last, window)),
-            "predicted": imbalance(device_loads(predicted, window)),
-            "predicted_unwidened": imbalance(device_loads(unwidened, window)),
-            "predicted_leaning": imbalance(
-                _leaning(unwidened, prediction.loads * steps[0].sum(axis=1)[:, None], steps)
-            ),
+            **_equal_and_leaning("predicted_unwidened", unwidened, steps),
+            **_equal_and_leaning("predicted", predicted, steps),
             "true_rates": imbalance(device_loads(known, window)),
-            "oracle": imbalance(device_loads(oracle, window)),
-            "oracle_leaning": imbalance(
-                device_loads(oracle, window, slot_shares(oracle, window, FULL_WEIGHT))
-            ),
+            **_equal_and_leaning("oracle", oracle, steps),
             "lower_bound": lowest_top(window, num_devices, slots_per_device) / mean - 1,
         }
         for name, value in values.items():

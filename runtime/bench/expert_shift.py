@@ -1,8 +1,8 @@
 """A sudden change of hot experts, step by step through the controller: moves count once they are applied. Imports no JAX.
 
 A step is 4,096 tokens. The engine is taken to apply, during a step, the moves that the controller gave out before it, at
-most `moves_per_step`; the controller sees them as applied before the next step. The predictor gets a window every four
-steps. The skew case is the same with loads of which 80 % go to three experts.
+most `moves_per_step`; the controller sees them as applied before the next step. Copies share in each step by its own rows. The
+predictor gets a window every four steps. The skew case is the same with loads of which 80 % go to three experts.
 """
 
 import time
@@ -22,7 +22,7 @@ from runtime.bench.expert_loads import (
     shifted,
     zipf_rates,
 )
-from runtime.bench.expert_replay import STEP_GAIN, STEPS_PER_WINDOW
+from runtime.bench.expert_replay import STEPS_PER_WINDOW, imbalance_of_steps, loads_of_steps
 from runtime.bench.report import summary
 from runtime.experts.balancer import SlotShape, balance
 from runtime.experts.load_predictor import LoadPredictor
@@ -35,7 +35,7 @@ from runtime.experts.rebalancing import (
     RebalanceState,
     decide_rebalancing,
 )
-from runtime.experts.shares import device_loads, equal_shares, imbalance, slot_shares
+from runtime.experts.shares import device_loads, equal_shares, imbalance
 
 STEP_S = 0.05  # of the virtual clock
 STEP_SHARE = 0.7  # of its target that a balanced step takes: expert_load is this times max / mean
@@ -44,12 +44,11 @@ CHANGED_PART = 0.1
 
 @dataclass(eq=False)
 class RunningServer:
-    """What the controller would find in an engine: its placement, the moves under way and recent counts."""
+    """What the controller would find in an engine: its placement, and the moves under way."""
 
     placement: ExpertPlacement
     config: RebalanceConfig
     predictor: LoadPredictor
-    recent: np.ndarray
     state: RebalanceState
     window: np.ndarray
     step: int = 0
@@ -61,13 +60,12 @@ class RunningServer:
     def start(cls, placement: ExpertPlacement, config: RebalanceConfig, seen: np.ndarray) -> "RunningServer":
         predictor = LoadPredictor(placement.num_layers, placement.num_experts)
         predictor.observe(seen)
-        return cls(placement, config, predictor, seen.astype(float), RebalanceState(), np.zeros(seen.shape))
+        return cls(placement, config, predictor, RebalanceState(), np.zeros(seen.shape))
 
     def serve(self, counts: np.ndarray) -> np.ndarray:
         """One step with counts [L, E]: the loads of the devices [L, D]; then what the controller gives out is applied."""
         weight = self.config.plan.balance_weight
-        by_device = device_loads(self.placement, counts, slot_shares(self.placement, self.recent, weight))
-        self.recent = self.recent + STEP_GAIN * (counts - self.recent)
+        by_device = loads_of_steps(self.placement, counts[None], weight)[0]
         self.window = self.window + counts
         self.step += 1
         if self.step % STEPS_PER_WINDOW == 0:
@@ -91,7 +89,6 @@ class RunningServer:
             placement=self.placement,
             expert_load=STEP_SHARE * float(1 + imbalance(by_device).mean()),
             loads=self.predictor.predict().loads * rows,
-            recent=self.recent,
             num_applied=self.num_applied,
         )
         self.state, choice = decide_rebalancing(self.state, obs, self.config, now_s)
@@ -106,11 +103,15 @@ def replay_shift(
     balance_weight: float,
     num_steps: int = 50,
 ) -> dict[str, Any]:
-    """Imbalance before the change, by steps after it, and with the placement of before; mean over seeds and layers."""
+    """Imbalance before the change, by steps after it, and with the placement of before; mean over seeds and layers.
+
+    `after_steps` and `step_after_50_steps` are of single steps, the others of windows of four.
+    """
     shape = SlotShape(SYNTHETIC_EXPERTS, num_devices, slots_per_device)
     plan = PlanConfig(balance_weight=balance_weight, max_moves=8 * moves_per_step)
     config = RebalanceConfig(moves_per_step=moves_per_step, plan=plan)
     curves, stale, worst, moves, decide_s = [], [], [], [], []
+    after_steps: dict[float, list[float]] = {0.0: [], balance_weight: []}
     for seed in range(num_seeds):
         rng = np.random.default_rng(1000 + seed)
         rates = zipf_rates(rng)
@@ -122,12 +123,15 @@ def replay_shift(
         changed = shifted(rng, rates, CHANGED_PART)
         for _ in range(num_steps):
             curve.append(float(imbalance(server.serve(draw(rng, changed, SYNTHETIC_STEP_TOKENS))).mean()))
-        judged = draw(rng, changed, SYNTHETIC_WINDOW_TOKENS)  # a window that nothing was made from
-        shares = slot_shares(server.placement, server.recent, balance_weight)
-        after = imbalance(device_loads(server.placement, judged, shares))
+        # A window that nothing was made from.
+        judged = np.array([draw(rng, changed, SYNTHETIC_STEP_TOKENS) for _ in range(STEPS_PER_WINDOW)])
+        by_step = {weight: loads_of_steps(server.placement, judged, weight) for weight in after_steps}
+        for weight, found in by_step.items():
+            after_steps[weight].append(float(imbalance_of_steps(found).mean()))
+        after = imbalance(by_step[balance_weight].sum(axis=0))
         curves.append([*curve, float(after.mean())])
         worst.append(float(after.max()))
-        stale.append(float(imbalance(device_loads(start, judged)).mean()))
+        stale.append(float(imbalance(device_loads(start, judged.sum(axis=0))).mean()))
         moves.append(server.num_moves - before)
         decide_s += server.decide_s
     mean = np.mean(curves, axis=0)
@@ -142,6 +146,8 @@ def replay_shift(
             str(n): round(float(mean[n]), 4) for n in (1, 2, 5, 10, 20, 30, 40, 50) if n <= num_steps
         },
         "after_shift_50_steps": round(float(mean[-1]), 4),
+        "step_after_50_steps": round(float(np.mean(after_steps[balance_weight])), 4),
+        "step_after_50_steps_shared_equally": round(float(np.mean(after_steps[0.0])), 4),
         "worst_layer": round(float(np.mean(worst)), 4),
         "old_placement": round(float(np.mean(stale)), 4),
         "moves": round(float(np.mean(moves)), 1),

@@ -97,7 +97,7 @@ def run_skew(
     from runtime.engine.build import load_engine  # noqa: PLC0415
     from runtime.model.architecture import load_architecture  # noqa: PLC0415
 
-    config = skew_config(num_devices, spare_slots, num_requests)
+    config = skew_config(num_devices, spare_slots, num_requests, 0.5 if is_balanced else 0.0)
     loaded = load_engine(config, folder, load_architecture(folder), (), 256)
     mover = loaded.mover
     assert mover is not None
@@ -156,7 +156,9 @@ def drive(
         engine.compiler.shutdown()
 
 
-def skew_config(num_devices: int, spare_slots: int, num_rows: int) -> EngineConfig:
+def skew_config(
+    num_devices: int, spare_slots: int, num_rows: int, balance_weight: float = 0.5
+) -> EngineConfig:
     return parse_config(
         {
             "model": {"dtype": "fp32"},
@@ -170,7 +172,7 @@ def skew_config(num_devices: int, spare_slots: int, num_rows: int) -> EngineConf
             "batch_processing": {
                 "max_batch_size": num_rows,
                 "base_batch_size": num_rows,
-                "expert_balance_weight": 0.5,
+                "expert_balance_weight": balance_weight,
             },
             "parallel": {
                 "expert_parallel_size": num_devices,

@@ -36,6 +36,7 @@ from runtime.bench.expert_replay import (
 )
 from runtime.bench.expert_shift import replay_shift, skew_model
 from runtime.bench.report import console, machine_stamp, print_table
+from runtime.config import ParallelConfig
 from runtime.experts.balancer import SlotShape, balance
 from runtime.experts.greedy_balancer import greedy_slots
 
@@ -50,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--moves-per-step",
         type=int,
-        default=8,
-        help="the engine's limit, after a shift (default %(default)s)",
+        default=ParallelConfig().moves_per_step,
+        help="the engine's limit, after a shift (default %(default)s, the engine's)",
     )
     parser.add_argument("--repeats", type=int, default=50, help="of a timed plan (default %(default)s)")
     parser.add_argument(
@@ -85,8 +86,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     shifts = [
         replay_shift(32, 9, args.seeds, moves, weight)
         for moves, weight in (
-            (args.moves_per_step, 0.0),
             (args.moves_per_step, FULL_WEIGHT),
+            (args.moves_per_step, 0.0),
+            (8, FULL_WEIGHT),
             (64, FULL_WEIGHT),
         )
     ]
@@ -218,7 +220,7 @@ def _figures(
             "oracle_leaning",
         )
     }
-    shift = shifts[1]
+    shift = shifts[0]
     beats = {  # from counts alone, as the engine forecasts: it has no traffic keys
         str(row["windows_in_a_row"]): round(row["last_window"] - row["predicted"], 4) for row in held
     }
@@ -232,6 +234,10 @@ def _figures(
         "imbalance_ep144_pairs": pairs,
         "same_device_duplicates": plan["same_device_duplicates"],
         "after_shift_50_steps": shift["after_shift_50_steps"],
+        "imbalance_of_a_step_ep8": {
+            name: ep8[name]["mean"]
+            for name in ("predicted_step", "predicted_step_leaning", "oracle_step", "oracle_step_leaning")
+        },
         "plan_ms": plan["own_ms"],
         "plan_ratio_to_published": plan["ratio_to_published"],
         "predicted_below_last_window_by": beats,

@@ -16,7 +16,6 @@ import numpy as np
 from runtime.experts.balancer import checked_loads
 from runtime.experts.placement import ExpertPlacement, Move
 from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan, plan_improvement
-from runtime.experts.shares import copy_shares, slot_shares
 
 
 class Reason(StrEnum):
@@ -76,7 +75,6 @@ class RebalanceObservation:
     placement: as it serves now, all applied moves in it.
     expert_load: busiest device over the mean, times the step's share of its target (`Observation.expert_load`).
     loads: float [L, E], expected rows of each expert in a step, from `LoadPredictor`.
-    recent: float [L, E], rows of the last step or few, for the shares of copies; `loads` if None.
     num_applied: moves applied since the last choice with is_new_plan. is_paused: an operator says stop.
     pinned_layers: layers whose placement stays as it is.
     """
@@ -85,7 +83,6 @@ class RebalanceObservation:
     placement: ExpertPlacement
     expert_load: float | None
     loads: np.ndarray | None
-    recent: np.ndarray | None = None
     num_applied: int = 0
     is_paused: bool = False
     pinned_layers: frozenset[int] = frozenset()
@@ -108,12 +105,10 @@ class RebalanceState:
 @dataclass(frozen=True, eq=False)
 class RebalanceChoice:
     """moves: to apply in the next step, in this order. is_new_plan: a plan began or ended; what the engine has not applied
-    of an older one it drops, and it counts applied moves anew. shares: float32 [L, E, C] for the placement observed, None
-    where nothing is known. alarm: a sentence for the operator while one stands."""
+    of an older one it drops, and it counts applied moves anew. alarm: a sentence for the operator while one stands."""
 
     moves: tuple[Move, ...]
     reason: Reason
-    shares: np.ndarray | None
     alarm: str | None
     is_new_plan: bool
     inputs: Mapping[str, float | int | str | None]
@@ -123,6 +118,8 @@ def decide_rebalancing(
     state: RebalanceState, obs: RebalanceObservation, config: RebalanceConfig, now_s: float
 ) -> tuple[RebalanceState, RebalanceChoice]:
     """The next state and what to do now. ValueError for loads of the wrong shape or that are no numbers."""
+    if obs.loads is not None:
+        checked_loads(obs.loads, obs.placement.num_experts, obs.placement.num_layers)
     before = state
     state, moves, reason = _decide(state, obs, config, now_s)
     plan = state.plan
@@ -139,8 +136,7 @@ def decide_rebalancing(
         "saving_s": plan.saving_s if plan else None,
         "cost_s": plan.cost_s if plan else None,
     }
-    shares = _shares(obs, config)
-    return state, RebalanceChoice(moves, reason, shares, state.alarm, plan is not before.plan, inputs)
+    return state, RebalanceChoice(moves, reason, state.alarm, plan is not before.plan, inputs)
 
 
 def _decide(
@@ -217,11 +213,3 @@ def _can_apply(placement: ExpertPlacement, move: Move) -> bool:
     row = placement.slot_experts[move.layer]
     is_there = row[move.from_slot] == move.expert
     return bool(is_there and (move.is_exchange or placement.copies[move.layer, row[move.to_slot]] > 1))
-
-
-def _shares(obs: RebalanceObservation, config: RebalanceConfig) -> np.ndarray | None:
-    recent = obs.loads if obs.recent is None else obs.recent
-    if recent is None:
-        return None
-    recent = checked_loads(recent, obs.placement.num_experts, obs.placement.num_layers)
-    return copy_shares(obs.placement, slot_shares(obs.placement, recent, config.plan.balance_weight))

@@ -1,7 +1,8 @@
-"""Which copy takes which part of an expert's tokens: shares as data, so tokens lean to less loaded copies exactly.
+"""Which part of an expert's tokens each copy takes, as the host foresees it for plans and benchmarks.
 
 All copies of an expert are the same weights, so any shares give the same output; this is what `expert_balance_weight`
-moves. Leaning between different experts changes the output: `lean_between_experts`, for those who set `expert_lean_between`.
+moves. What serves is decided in the step itself, by its own rows: `sharing.py`. Leaning between different experts changes the
+output: `lean_between_experts`, for those who set `expert_lean_between`.
 """
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from runtime.experts.placement import ExpertPlacement
 
 LEVELLING_ROUNDS = 16
+STEP_ROUNDS = 4  # of a step, which does it in every layer
 
 
 def device_loads(
@@ -31,22 +33,20 @@ def equal_shares(placement: ExpertPlacement) -> np.ndarray:
     return 1 / np.take_along_axis(placement.copies, placement.slot_experts, axis=1)
 
 
-def slot_shares(placement: ExpertPlacement, loads: np.ndarray, weight: float) -> np.ndarray:
+def slot_shares(
+    placement: ExpertPlacement, loads: np.ndarray, weight: float, rounds: int = LEVELLING_ROUNDS
+) -> np.ndarray:
     """float64 [L, S]: the part of its expert's tokens that each slot takes; the slots of an expert add up to one.
 
-    weight: expert_balance_weight, 0 equal shares, 0.5 what levels the devices best, linear in between.
+    weight: expert_balance_weight, 0 equal shares, 0.5 what levels the devices best, linear in between. rounds: STEP_ROUNDS with
+    the loads of one step are its shares, but for whole rows.
     """
     if not 0 <= weight <= 0.5:
         raise ValueError(f"expert_balance_weight must be in [0, 0.5], not {weight}")
     equal = equal_shares(placement)
     if weight == 0:
         return equal
-    return equal + 2 * weight * (_levelled(placement, loads, equal) - equal)
-
-
-def copy_shares(placement: ExpertPlacement, shares: np.ndarray) -> np.ndarray:
-    """float32 [L, E, C] in the order of `placement.expert_slots`, zero where there is no copy."""
-    return placement.by_copy(shares.astype(np.float32))
+    return equal + 2 * weight * (_levelled(placement, loads, equal, rounds) - equal)
 
 
 def lean_between_experts(placement: ExpertPlacement, loads: np.ndarray, weight: float) -> np.ndarray:
@@ -66,7 +66,7 @@ def lean_between_experts(placement: ExpertPlacement, loads: np.ndarray, weight: 
     return (-weight * bias).astype(np.float32)
 
 
-def _levelled(placement: ExpertPlacement, loads: np.ndarray, equal: np.ndarray) -> np.ndarray:
+def _levelled(placement: ExpertPlacement, loads: np.ndarray, equal: np.ndarray, rounds: int) -> np.ndarray:
     """Shares [L, S] that level the devices: each copy moves towards what would bring its device to the mean of the
     devices that hold its expert. The best of the rounds is kept, so it is never worse than equal shares."""
     num_layers, num_devices = placement.num_layers, placement.num_devices
@@ -83,11 +83,13 @@ def _levelled(placement: ExpertPlacement, loads: np.ndarray, equal: np.ndarray) 
     fixed = all_devices - np.bincount(device, moving, minlength=all_devices.size)
     step = 1 / np.bincount(device, minlength=all_devices.size)[device]
     best, best_top = moving, all_devices.reshape(num_layers, -1).max(axis=1)
-    for _ in range(LEVELLING_ROUNDS):
+    for turn in range(rounds + 1):
         by_device = fixed + np.bincount(device, moving, minlength=all_devices.size)
         top = by_device.reshape(num_layers, -1).max(axis=1)
         is_best = top < best_top
         best, best_top = np.where(is_best[layer], moving, best), np.minimum(top, best_top)
+        if turn == rounds:
+            break
         mine = by_device[device]
         aim = (np.bincount(expert, mine) / num_copies)[expert]
         moving = np.maximum(moving + step * (aim - mine), 0)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from runtime.experts.dispatch import plan_dispatch
+from runtime.experts.shares import STEP_ROUNDS
 
-LEVELLING_ROUNDS = 4
 MAX_BITS = 10  # of a share's part behind the point
 GOLDEN = 0x9E3779B1  # of 2 ** 32: multiples lie evenly, however many there are
 
@@ -143,7 +143,7 @@ def _level(
     is_shared = is_copy & (num_copies > 1)[:, None]
     step = jnp.maximum(_by_device(copies, is_shared.astype(jnp.int32), num_devices), 1)[device]
     rows = equal
-    for _ in range(LEVELLING_ROUNDS):
+    for _ in range(STEP_ROUNDS):
         mine = jnp.where(is_copy, _by_device(copies, rows, num_devices)[device], 0)
         aim = jnp.sum(mine, axis=1, keepdims=True) // num_copies[:, None]
         moved = jnp.where(is_copy, jnp.maximum(rows + (aim - mine) // step, 0), 0)

@@ -21,6 +21,7 @@ from control_plane.ladder_advice import propose
 from control_plane.merge_patch import merge
 from runtime.config import EngineConfig, parse_config
 from runtime.engine.change import LadderChange, LadderState
+from runtime.engine.expert_status import ExpertStatus
 from runtime.engine.stats import LONG_BOUNDS_S, EngineSnapshot, Histogram
 from runtime.schedule.policy import SchedulePolicy
 from tests.control_plane.ladders import snapshot_of
@@ -93,14 +94,30 @@ def test_only_the_window_counts_for_experts():
 def test_on_several_devices_routing_leans_to_the_idle_ones():
     parallel = CONFIG.parallel.model_copy(update={"expert_parallel_size": 2})
     config = CONFIG.model_copy(update={"parallel": parallel})  # not built: parse_config would refuse it
-    even = replace(QUIET, busy_s=59.0, expert_tokens=((1000, 0, 600, 400),))
-    assert list(expert_imbalance(window_of(QUIET, even), config)) == []  # uneven experts, even devices
-    uneven = replace(even, expert_tokens=((1000, 1000, 500, 400),))
-    (finding,) = expert_imbalance(window_of(QUIET, uneven), config)
+    assert list(expert_imbalance(window_of(QUIET, QUIET), config)) == []  # no rows are known
+
+    def served(*rows: int, waiting: int = 0) -> EngineSnapshot:
+        experts = ExpertStatus(2, 3, ((0, 1, 2, 3, 0, 1),), (rows,), None, waiting, 0, False, (), "", None)
+        return replace(QUIET, busy_s=59.0, expert_tokens=((1000, 0, 600, 400),), experts=experts)
+
+    def with_weight(weight: float) -> EngineConfig:
+        batching = config.batch_processing.model_copy(update={"expert_balance_weight": weight})
+        return config.model_copy(update={"batch_processing": batching})
+
+    even, uneven = window_of(QUIET, served(1000, 900)), window_of(QUIET, served(1000, 450))
+    assert list(expert_imbalance(even, config)) == []  # uneven experts, even devices
+    (finding,) = expert_imbalance(uneven, with_weight(0.0))
     assert finding.patch == {"batch_processing": {"expert_balance_weight": 0.1}}
-    # This version does not act on the weight, so it is not offered.
-    assert only_what_helps(finding, CONFIG).patch is None
-    assert "nothing to lean to" in only_what_helps(finding, CONFIG).why_no_patch
+    # At its most, as it is by default: faster moves help where moves wait, else nothing that could be set.
+    (exhausted,) = expert_imbalance(uneven, config)
+    assert exhausted.patch is None
+    assert "rebalance" in only_what_helps(exhausted, config).why_no_patch
+    (moving,) = expert_imbalance(window_of(QUIET, served(1000, 450, waiting=3)), config)
+    assert moving.patch == {"parallel": {"moves_per_step": 4}}
+    # On one device the weight does nothing, so it is not offered.
+    one_device = CONFIG.model_copy(update={"batch_processing": with_weight(0.0).batch_processing})
+    assert only_what_helps(finding, one_device).patch is None
+    assert "nothing to lean to" in only_what_helps(finding, one_device).why_no_patch
 
 
 # Memory

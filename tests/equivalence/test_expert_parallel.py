@@ -111,6 +111,25 @@ def test_text_is_the_same_through_twenty_rebalances(four, expected) -> None:
         monitor.disarm()
 
 
+def test_the_weight_changes_rows_and_no_text(four, expected) -> None:
+    """From one launch to the next, compiling nothing; the engine starts with the configuration's, which is not 0."""
+    rows = {}
+    monitor.arm()
+    try:
+        for weight in (None, 0.0, 0.25, 0.5):
+            if weight is not None:
+                four.mover.set_balance_weight(weight)
+            four.scheduler.clear_prefix_cache()
+            four.steps.clear()
+            assert four.run(batch(f"weight-{weight}", 64)) == expected["greedy"]
+            rows[weight] = np.sum([collected.device_rows.max(axis=1) for _, collected in four.steps])
+        assert rows[0.5] == rows[None] < rows[0.0]
+        assert monitor.num_late == 0
+    finally:
+        monitor.disarm()
+        four.mover.set_balance_weight(0.5)
+
+
 def test_leaning_acts_with_the_next_launch(four) -> None:
     """Scores are below 1, so this much keeps everything from expert 0; nothing is compiled for it."""
     lean = np.zeros((2, 8), np.float32)

@@ -1,12 +1,18 @@
-"""Replay: what a placement is judged on is never what it was made from, nor do shares see the step they act in."""
+"""Replay: what a placement is judged on is never what it was made from; shares are of the step they act in."""
 
 import numpy as np
 
 from runtime.bench.expert_loads import read_recorded
-from runtime.bench.expert_replay import _leaning, held_out, judge, replay_synthetic, steady_traffic
+from runtime.bench.expert_replay import (
+    held_out,
+    imbalance_of_steps,
+    judge,
+    loads_of_steps,
+    replay_synthetic,
+    steady_traffic,
+)
 from runtime.experts.balancer import SlotShape
 from runtime.experts.placement import ExpertPlacement
-from runtime.experts.shares import imbalance
 
 
 def test_a_window_is_never_judged_on_what_its_placement_was_made_from():
@@ -35,14 +41,16 @@ def test_steady_synthetic_loads():
     assert found["predicted"]["mean"] < found["last_window"]["mean"] < 0.1
 
 
-def test_shares_follow_the_steps_before_and_not_the_one_they_act_in():
+def test_copies_share_in_each_step_by_its_own_rows():
     """Expert 0 is on devices 0 and 1; device 0 also has the 1, device 1 the 2. Which of these is hot changes in step two."""
     placement = ExpertPlacement(np.array([[0, 1, 0, 2]]), 2, 3)
-    first, second = np.array([[10.0, 10, 0]]), np.array([[10.0, 0, 10]])
-    foreseen = _leaning(placement, first, np.array([first, first]))
-    surprised = _leaning(placement, first, np.array([first, second]))
-    assert imbalance(foreseen)[0] < 0.01
-    assert surprised.tolist() == [[10, 30]]  # step two still leans away from the 1
+    steps = np.array([[[10, 10, 0]], [[10, 0, 10]]])
+    assert loads_of_steps(placement, steps, 0).tolist() == [[[15, 5]], [[5, 15]]]
+    leaning = loads_of_steps(placement, steps, 0.5)
+    np.testing.assert_allclose(leaning, 10, rtol=0.02)
+    # Over both steps equal shares are as even; in each of them they are not.
+    assert imbalance_of_steps(loads_of_steps(placement, steps, 0))[0] == 0.5
+    assert imbalance_of_steps(leaning)[0] < 0.02
 
 
 def test_traffic_seen_is_not_the_traffic_judged():

@@ -1,4 +1,4 @@
-"""A shift through the controller: moves count once applied, and no step knows its own counts."""
+"""A shift through the controller: moves count once applied, and copies share by the step's own counts."""
 
 import numpy as np
 
@@ -16,6 +16,7 @@ def test_a_shift_is_repaired_within_the_limit_of_moves():
     assert found["old_placement"] > 0.6
     assert found["moves"] <= 8 * 50
     assert found["after_steps"]["1"] > found["after_shift_50_steps"]
+    assert found["step_after_50_steps"] < found["step_after_50_steps_shared_equally"]
 
 
 def test_the_skew_model_stays_below_its_bound():

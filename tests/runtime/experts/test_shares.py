@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from runtime.experts.balancer import balance
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.shares import (
-    copy_shares,
     device_loads,
     equal_shares,
     imbalance,
@@ -29,12 +28,6 @@ def test_full_weight_levels_the_devices_and_none_shares_equally():
     np.testing.assert_allclose(device_loads(PLACEMENT, LOADS, slot_shares(PLACEMENT, LOADS, 0.25)), [[11, 9]])
 
 
-def test_shares_by_copy_are_in_the_order_of_the_slots():
-    shares = copy_shares(PLACEMENT, np.array([[0.25, 1, 1, 0.75]]))
-    assert shares.tolist() == [[[0.25, 0.75], [1, 0], [1, 0]]]
-    assert shares.dtype == np.float32
-
-
 @given(shapes_and_loads(), st.floats(0, 0.5), st.integers(0, 2**32 - 1))
 @settings(deadline=None)
 def test_shares_add_up_and_never_raise_the_heaviest_device(case, weight, seed):
@@ -42,7 +35,7 @@ def test_shares_add_up_and_never_raise_the_heaviest_device(case, weight, seed):
     placement = balance(np.random.default_rng(seed).permutation(loads.ravel()).reshape(loads.shape), shape)
     shares = slot_shares(placement, loads, weight)
     assert shares.min() >= 0
-    np.testing.assert_allclose(copy_shares(placement, shares).sum(axis=2), 1, rtol=1e-5)
+    np.testing.assert_allclose(placement.by_copy(shares).sum(axis=2), 1, rtol=1e-5)
     equal, leaning = device_loads(placement, loads), device_loads(placement, loads, shares)
     np.testing.assert_allclose(leaning.sum(axis=1), loads.sum(axis=1))
     assert (leaning.max(axis=1) <= equal.max(axis=1) * (1 + 1e-9)).all()

@@ -5,16 +5,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from runtime.experts import shares
 from runtime.experts.copies import copies_table
 from runtime.experts.placement import ExpertPlacement
-from runtime.experts.shares import device_loads, slot_shares
+from runtime.experts.shares import STEP_ROUNDS, device_loads, slot_shares
 from runtime.experts.sharing import (
-    LEVELLING_ROUNDS,
     CopyTable,
     label_rows,
     read_table,
@@ -107,9 +104,8 @@ def test_rows_are_those_of_the_hosts_shares_but_for_whole_rows(seed, counts):
     equal = np.asarray(rows_of_devices(table_of(placement, 0), np.array(counts, np.int32)))
     np.testing.assert_allclose(equal, device_loads(placement, loads)[0], atol=SLOTS)
     levelled = np.asarray(rows_of_devices(table_of(placement, 0.5), np.array(counts, np.int32)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shares, "LEVELLING_ROUNDS", LEVELLING_ROUNDS + 1)
-        wanted = device_loads(placement, loads, slot_shares(placement, loads, 0.5))[0].max()
+    by_host = slot_shares(placement, loads, 0.5, STEP_ROUNDS)
+    wanted = device_loads(placement, loads, by_host)[0].max()
     assert levelled.max() <= wanted + SLOTS + 0.02 * loads.sum() / DEVICES
 
 
