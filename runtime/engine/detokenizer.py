@@ -6,7 +6,7 @@ the stop string that is complete first (of those that end together, the longest)
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from runtime.engine.tokenizer import Tokenizer
@@ -37,8 +37,11 @@ class IncrementalDetokenizer:
         self.num_tokens = 0  # tokens used: with a match, up to the one that completed it
         self.matched_stop: str | None = None
 
-    def push(self, token_ids: Iterable[int]) -> tuple[str, str | None]:
+    def push(self, token_ids: Sequence[int]) -> tuple[str, str | None]:
         """(text that may be sent now, the stop string that is now complete). Tokens behind a match are ignored."""
+        if not self._matchers:
+            self.num_tokens += len(token_ids)
+            return self._decoder.push_all(token_ids), None
         text = ""
         for token_id in token_ids:
             if self.matched_stop is not None:
@@ -99,6 +102,7 @@ class _StopMatcher:
 
 class _Decoder(Protocol):
     def push(self, token_id: int) -> str: ...
+    def push_all(self, token_ids: Sequence[int]) -> str: ...
     def flush(self) -> str: ...
 
 
@@ -111,7 +115,12 @@ class _ByteDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        return "" if token_id in self._skipped else self._utf8.decode(self._token_bytes(token_id))
+        return self.push_all((token_id,))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return self._utf8.decode(
+            b"".join([self._token_bytes(t) for t in token_ids if t not in self._skipped])
+        )
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -134,6 +143,9 @@ class _WindowDecoder:
         if len(self._window) - self._num_given < MAX_UNDECODED and (not text or text.endswith("\ufffd")):
             return ""
         return self._give(text)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
 
     def flush(self) -> str:
         return self._give(self._new_text())

@@ -28,7 +28,7 @@ from runtime.engine.device_commands import (
 )
 from runtime.engine.device_work import DeviceWork
 from runtime.engine.expert_status import OverlapChoice
-from runtime.engine.launched import CollectedStep, InFlightStep
+from runtime.engine.launched import NO_ROWS, CollectedStep, InFlightStep, read_tokens
 from runtime.engine.score_reading import ScoreChunk, read_logprobs, read_scores
 from runtime.experts.move_order import order_of
 from runtime.ladder.batch import DECODE_HEADER, pack, packed_len
@@ -194,13 +194,17 @@ class Engine:
 
     def limits(self) -> StepLimits:
         """What the ready rungs can take now."""
-        prefill, decode = self.usable(Phase.PREFILL), self.usable(Phase.DECODE)
+        prefill, decode = self._largest(Phase.PREFILL), self._largest(Phase.DECODE)
         return StepLimits(
-            max_prefill_tokens=prefill[-1].tokens if prefill else 0,
-            max_prefill_rows=prefill[-1].rows if prefill else 0,
-            max_decode_rows=decode[-1].rows if decode else 0,
+            max_prefill_tokens=prefill.tokens if prefill is not None else 0,
+            max_prefill_rows=prefill.rows if prefill is not None else 0,
+            max_decode_rows=decode.rows if decode is not None else 0,
             max_decode_steps=self._max_decode_steps,
         )
+
+    def _largest(self, phase: Phase) -> Bucket | None:
+        """The last of `usable`, found from that end: it is asked for at each step."""
+        return next((b for b in reversed(self.ladder.of(phase)) if self._is_usable(b)), None)
 
     def launch(self, plan: StepPlan, masks: Mapping[int, np.ndarray]) -> InFlightStep:
         """Start a step. `masks` holds the grammar bit mask of each row in the plan that has one."""
@@ -234,15 +238,13 @@ class Engine:
 
     def collect(self, step: InFlightStep) -> CollectedStep:
         """Wait for a launch and read its tokens."""
-        plan, counts, rows = step.plan, np.asarray(step.load.tokens), np.asarray(step.load.rows)
-        scores = read_scores(step.scores)
+        plan, counts, scores = step.plan, np.asarray(step.load.tokens), read_scores(step.scores)
+        rows = np.asarray(step.load.rows) if self.mesh is not None else NO_ROWS
         asleep = None if step.load.asleep is None else np.asarray(step.load.asleep)
         if step.output is None:
             nothing = tuple(() for _ in plan.chunks)
             return CollectedStep(StepResult(nothing), 1, counts, nothing, scores, rows, asleep)
-        ids, produced = np.asarray(step.output.tokens)  # [K, B] each
-        tokens = tuple(tuple(int(t) for t in ids[produced[:, i] == 1, i]) for i in step.columns)
-        num_steps = int(produced.any(axis=1).sum())
+        tokens, num_steps = read_tokens(np.asarray(step.output.tokens), step.columns)
         logprobs = read_logprobs(step.plan, step.output, step.columns, tokens)
         return CollectedStep(StepResult(tokens), num_steps, counts, logprobs, scores, rows, asleep)
 

@@ -13,6 +13,8 @@ from runtime.ladder.step import StepOutput
 from runtime.request import TokenLogprob
 from runtime.schedule.plan import StepPlan, StepResult
 
+NO_ROWS = np.zeros((0, 0), np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
@@ -43,6 +45,17 @@ class CollectedStep:
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     prompt_logprobs: Mapping[str, PromptScores] = field(default_factory=dict)
     device_rows: np.ndarray = field(
-        default_factory=lambda: np.zeros((0, 0), np.int32)
-    )  # [L, devices], experts' rows
+        default_factory=lambda: NO_ROWS
+    )  # [L, devices], experts' rows where there are several devices
     asleep: np.ndarray | None = None  # [L, AsleepColumn], where experts may sleep
+
+
+def read_tokens(output: np.ndarray, columns: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """`StepOutput.tokens`, [2, K, B], to (the tokens of each of these columns, steps that ran).
+
+    Converted to lists at once: an index into an array costs more than all the rest.
+    """
+    num_steps = int(output[1].any(axis=1).sum())
+    ids, produced = output[:, :num_steps].tolist()
+    tokens = (tuple(ids[k][i] for k in range(num_steps) if produced[k][i]) for i in columns)
+    return tuple(tokens), num_steps

@@ -64,19 +64,13 @@ class Stream:
         """
         if self.trouble:
             return self.fail("internal_error", self.trouble)
-        text, matched, used = "", None, len(token_ids)
-        for i, token in enumerate(token_ids):
-            is_stop_token = (
-                finish_reason is FinishReason.STOP and i == len(token_ids) - 1 and token in stop_ids
-            )
-            if not is_stop_token:
-                delta, matched = self.detokenizer.push((token,))
-                text += delta
-            if self.grammar is not None and not is_stop_token:
-                self.grammar.advance((token,))
-            if matched is not None or (self.grammar is not None and self.grammar.is_finished):
-                used, finish_reason = i + 1, FinishReason.STOP
-                break
+        is_stop_id = finish_reason is FinishReason.STOP and bool(token_ids) and token_ids[-1] in stop_ids
+        text, used, is_over = self._take(token_ids[:-1] if is_stop_id else token_ids)  # a stop id has no text
+        if is_over:
+            finish_reason = FinishReason.STOP
+        else:
+            used = len(token_ids)
+        matched = self.detokenizer.matched_stop
         if self.grammar is not None and self.grammar.error is not None:
             return self.fail("invalid_value", f"the constraint could not be followed: {self.grammar.error}")
         stop_reason: str | int | None = matched
@@ -89,6 +83,21 @@ class Stream:
                 requested = token_ids[-1] in self.sequence.request.params.stop_token_ids
                 stop_reason = token_ids[-1] if requested else None
         return self._event(token_ids[:used], text, logprobs[:used], finish_reason, stop_reason)
+
+    def _take(self, token_ids: tuple[int, ...]) -> tuple[str, int, bool]:
+        """Tokens into text and grammar: (text, tokens used, whether the last of them ended it)."""
+        if self.grammar is None:
+            num_before = self.detokenizer.num_tokens
+            text, matched = self.detokenizer.push(token_ids)
+            return text, self.detokenizer.num_tokens - num_before, matched is not None
+        text = ""
+        for num_used, token in enumerate(token_ids, start=1):
+            delta, matched = self.detokenizer.push((token,))
+            text += delta
+            self.grammar.advance((token,))
+            if matched is not None or self.grammar.is_finished:
+                return text, num_used, True
+        return text, len(token_ids), False
 
     def observe(self, num_tokens: int, now: float, stats: EngineStats) -> None:
         """Times of the tokens just read; a launch of several steps spreads its time over its tokens."""

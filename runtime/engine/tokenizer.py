@@ -1,10 +1,11 @@
 """Text to token ids and back. `HFTokenizer` reads a model folder; `ByteTokenizer` needs none. Imports no JAX.
 
-Both may be used from several threads at once: nothing changes after construction.
+Both may be used from several threads at once: nothing changes after construction but what is remembered.
 """
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from runtime.errors import InvalidRequest, ModelLoadError
 from runtime.request import MAX_STOP_TOKEN_IDS
 
 MAX_TEXT_BYTES = 8 << 20
+KEPT_TOKENS = 1 << 16  # whose bytes are remembered: the library takes microseconds to tell them
 
 
 class Tokenizer(Protocol):
@@ -63,6 +65,7 @@ class HFTokenizer:
         decoders = _decoder_types(json.loads(text).get("decoder"))
         self.is_byte_level = decoders == {"ByteLevel"}
         self._has_byte_fallback = "ByteFallback" in decoders
+        self._bytes_of = lru_cache(KEPT_TOKENS)(self._find_bytes)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; special tokens that are spelled out in the text become those tokens.
@@ -82,6 +85,9 @@ class HFTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text, perhaps part of a character; nothing for an id without a token."""
+        return self._bytes_of(token_id)
+
+    def _find_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         if token is None:
             return b""

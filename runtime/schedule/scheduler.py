@@ -171,14 +171,13 @@ class Scheduler:
         """What could be launched now; changes nothing. someone_decodes: rows elsewhere that a prefill would stall."""
         limits = self._limits()
         shares = self._decide_prefill(limits)
-        can_decode = bool(self._decodable(limits))
-        is_held = (can_decode or someone_decodes) and self._is_held(shares, limits)
-        return Wish(() if is_held else tuple(shares), can_decode, bool(shares), limits)
+        rows = self._decodable(limits)
+        is_held = (rows or someone_decodes) and self._is_held(shares, limits)
+        return Wish(() if is_held else tuple(shares), rows, bool(shares), limits)
 
     def wanted_steps(self, wish: Wish) -> int:
         """Decode steps that the next launch would make if pages allow."""
-        rows = self._decodable(wish.limits)
-        return self._decode_steps(rows, wish.limits, is_prefill_near=wish.is_prefill_near)
+        return self._decode_steps(wish.rows, wish.limits, is_prefill_near=wish.is_prefill_near)
 
     def carry_out(self, wish: Wish, phase: Phase | None) -> StepPlan | None:
         """The plan of that phase, to be launched before the next wish; None where there is nothing, or no page."""
@@ -186,7 +185,7 @@ class Scheduler:
         if phase is Phase.PREFILL and wish.shares:
             plan = self._plan_prefill(wish.shares)
         elif phase is Phase.DECODE:
-            plan = self._make_room_and_plan_decode(wish.limits, is_prefill_near=wish.is_prefill_near)
+            plan = self._make_room_and_plan_decode(wish)
         if plan is not None:
             self._in_flight.append(plan)
         return plan
@@ -314,20 +313,23 @@ class Scheduler:
 
     # Decode
 
-    def _decodable(self, limits: StepLimits) -> list[Sequence]:
+    def _decodable(self, limits: StepLimits) -> tuple[Sequence, ...]:
         """Rows of the next decode step, those that decoded longest ago first."""
-        ready = (s for s in self._running.values() if not s.is_prefilling and s.remaining > 0)
-        return [s for s in ready if not s.needs_host][: limits.max_decode_rows]
+        ready = [
+            s for s in self._running.values() if not (s.is_prefilling or s.needs_host) and s.remaining > 0
+        ]
+        return tuple(ready[: limits.max_decode_rows])
 
-    def _make_room_and_plan_decode(self, limits: StepLimits, *, is_prefill_near: bool) -> StepPlan | None:
+    def _make_room_and_plan_decode(self, wish: Wish) -> StepPlan | None:
         """Decode with the most steps whose pages are free, preempting where not even one step's are.
 
         Before anyone is preempted everything in flight is collected: some rows may have ended and given pages back,
         and only then can every row be chosen. Each preemption leaves fewer running, and the oldest always stays
         and fits, so this ends.
         """
-        while rows := self._decodable(limits):
-            steps = self._decode_steps(rows, limits, is_prefill_near=is_prefill_near)
+        rows = wish.rows
+        while rows:
+            steps = self._decode_steps(rows, wish.limits, is_prefill_near=wish.is_prefill_near)
             while steps > 0 and self._num_missing(rows, steps) > self.pages.num_free:
                 steps -= 1
             if steps > 0:
@@ -335,9 +337,10 @@ class Scheduler:
             if self._has_pending():
                 return None
             self._preempt(self._cheapest_to_preempt())
+            rows = self._decodable(wish.limits)
         return None
 
-    def _decode_steps(self, rows: list[Sequence], limits: StepLimits, *, is_prefill_near: bool) -> int:
+    def _decode_steps(self, rows: tuple[Sequence, ...], limits: StepLimits, *, is_prefill_near: bool) -> int:
         if any(s.request.params.grammar is not None for s in rows):
             return 1  # the mask of the next token depends on this one
         max_steps = limits.max_decode_steps
@@ -348,10 +351,10 @@ class Scheduler:
             max_steps = min(max_steps, max(self.policy.steps_while_waiting, min(s.remaining for s in rows)))
         return choose_decode_steps(self.policy, [s.remaining for s in rows], max_steps)
 
-    def _num_missing(self, rows: list[Sequence], steps: int) -> int:
+    def _num_missing(self, rows: tuple[Sequence, ...], steps: int) -> int:
         return sum(self.pages.num_missing(s, s.num_scheduled + min(steps, s.remaining)) for s in rows)
 
-    def _plan_decode(self, rows: list[Sequence], steps: int) -> StepPlan:
+    def _plan_decode(self, rows: tuple[Sequence, ...], steps: int) -> StepPlan:
         for sequence in rows:
             self.pages.grow(sequence, sequence.num_scheduled + min(steps, sequence.remaining))
             del self._running[sequence.request_id]

@@ -18,12 +18,16 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """shares: of the prefill step that is ready; can_decode: whether rows could decode.
+    """shares: of the prefill step that is ready; rows: that could decode, those that decoded longest ago first.
 
     is_prefill_near: whether prefill work waits, ready or held back for company.
     """
 
     shares: tuple[Share, ...]
-    can_decode: bool
+    rows: tuple[Sequence, ...]
     is_prefill_near: bool
     limits: StepLimits
+
+    @property
+    def can_decode(self) -> bool:
+        return bool(self.rows)
