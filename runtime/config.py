@@ -163,7 +163,10 @@ class ParallelConfig(_Section):
     )
     micro_batch_overlap: Literal["off", "auto", "on"] = _restart(
         "off",
-        "two micro-batches a step; auto: in each rung where a measurement at its warm-up says that it pays",
+        "two micro-batches a step; auto: in each rung where measurements say that it pays",
+    )
+    judge_overlap_in_traffic: bool = _live(
+        True, "auto: let a rung's two forms take turns in traffic now and then; false: the warm-up decides"
     )
     moves_per_step: int = _live(2, "expert weights moved between two steps at most", ge=1, le=1024)
     hosts: int = _restart(

@@ -1,7 +1,7 @@
 """A small engine, driven in the test's own thread: the loop without its thread. Random weights, or a checkpoint."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,9 @@ class EngineDriver:
         self.engine.set_max_decode_steps(config.ladder.max_decode_steps)
         self.compile_all()
         self.depth = depth
+        self.step_s: Callable[[InFlightStep], float] = lambda step: (
+            1.0
+        )  # what the judge of its two forms is told
         self.in_flight: deque[InFlightStep] = deque()
         self.steps: list[tuple[InFlightStep, CollectedStep]] = []
 
@@ -79,6 +82,7 @@ class EngineDriver:
             step = self.in_flight.popleft()
             collected = self.engine.collect(step)
             self.scheduler.collect(step.plan, collected.result)
+            self.engine.forms.read(step, collected, self.step_s(step))
             self.steps.append((step, collected))
 
     def run(self, requests: Iterable[Request]) -> list[list[int]]:

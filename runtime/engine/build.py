@@ -160,7 +160,7 @@ def load_engine(
         start_distributed(config.parallel)
     found = load_devices(config, path, arch, max_context, leader, others=leader and leader.rungs)
     engine = Engine(arch, found.shape, found.ladder, found.work, eos_ids, leader)
-    engine.forces_halves = config.parallel.micro_batch_overlap == "on"
+    engine.forms.is_forced = config.parallel.micro_batch_overlap == "on"
     scheduler = _make_scheduler(config, engine, found.num_pages, max_context, eos_ids)
     mover = ExpertMover(engine, found.placement) if found.placement is not None else None
     return Loaded(engine, scheduler, mover, found.residency)

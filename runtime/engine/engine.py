@@ -12,6 +12,7 @@ from zlib import crc32
 import jax
 import numpy as np
 
+from runtime.adaptive.form_judge import Turn
 from runtime.engine.device_commands import (
     CompileRungs,
     DeviceCommand,
@@ -27,9 +28,9 @@ from runtime.engine.device_commands import (
     WriteRow,
 )
 from runtime.engine.device_work import DeviceWork
-from runtime.engine.expert_status import OverlapChoice
 from runtime.engine.launched import NO_ROWS, CollectedStep, InFlightStep, read_tokens
 from runtime.engine.score_reading import ScoreChunk, read_logprobs, read_scores
+from runtime.engine.step_forms import StepForms
 from runtime.experts.move_order import order_of
 from runtime.ladder.batch import DECODE_HEADER, pack, packed_len
 from runtime.ladder.bucket import Bucket
@@ -41,9 +42,6 @@ from runtime.mesh import DeviceMesh
 from runtime.model.architecture import Architecture
 from runtime.model.sampling import pack_row
 from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
-
-MEASURED_TURNS = 3
-MIN_OVERLAP_GAIN = 0.02  # less is noise
 
 
 class Followers(Protocol):
@@ -75,9 +73,7 @@ class Engine:
         self._max_decode_steps = 1
         self._warm: set[Bucket] = set()
         self._only_decode_rows: int | None = None
-        self._forms: dict[Bucket, Bucket] = {}  # rungs that run as two micro-batches
-        self.overlap: dict[str, OverlapChoice] = {}  # by rung
-        self.forces_halves = False
+        self.forms = StepForms()  # of rungs that are compiled as two micro-batches too
         self._has_launched = False
         self.scope_shares: dict[str, Mapping[str, float]] = {}  # by rung, of those that were profiled
 
@@ -114,9 +110,7 @@ class Engine:
     def keep_rungs(self, buckets: tuple[Bucket, ...]) -> None:
         """Forget and free every rung but these."""
         self._warm &= set(buckets)
-        self._forms = {bucket: form for bucket, form in self._forms.items() if bucket in self._warm}
-        warm = {bucket.name for bucket in self._warm}
-        self.overlap = {name: choice for name, choice in self.overlap.items() if name in warm}
+        self.forms.keep(self._warm)
         self._do(KeepRungs(buckets))
 
     def compile(self, buckets: Iterable[Bucket]) -> None:
@@ -164,22 +158,8 @@ class Engine:
             program = self.compiler.program(bucket.name)
             self.scope_shares[bucket.name] = profile_scopes(lambda: self.warm_up(bucket), program)
         if (halves := self.compiler.in_halves(bucket)) is not None:
-            self._choose_form(bucket, halves)
+            self.forms.measure(bucket, halves, self.warm_up)
         self._warm.add(bucket)
-
-    def _choose_form(self, bucket: Bucket, halves: Bucket) -> None:
-        """Whole or as two micro-batches: what is faster on this machine, in turns, judged by the fastest of each."""
-        self.warm_up(halves)
-        times: dict[Bucket, list[float]] = {bucket: [], halves: []}
-        for form in (bucket, halves) * MEASURED_TURNS:
-            start = time.monotonic()
-            self.warm_up(form)
-            times[form].append(time.monotonic() - start)
-        whole_s, halves_s = min(times[bucket]), min(times[halves])
-        is_used = self.forces_halves or halves_s < whole_s * (1 - MIN_OVERLAP_GAIN)
-        self.overlap[bucket.name] = OverlapChoice(bucket.name, whole_s, halves_s, is_used)
-        if is_used:
-            self._forms[bucket] = halves
 
     def is_warm(self, bucket: Bucket) -> bool:
         return bucket in self._warm
@@ -222,7 +202,7 @@ class Engine:
             packed = pack(plan, bucket, dummy_slot=self.shape.dummy_slot, **sizes)
         else:
             packed = pack_shards(parts, bucket, num_slots=self.shape.num_slots, **sizes)
-        return self._run(plan, bucket, packed, size)
+        return self._run(plan, bucket, packed, size, self.forms.turn(bucket))
 
     def _parts(self, plan: StepPlan) -> list[StepPlan]:
         return [plan] if self.num_shards == 1 else split_plan(plan, self.num_shards, self.shape.num_slots)
@@ -303,15 +283,17 @@ class Engine:
             packed = np.tile(packed, (self.num_shards, 1))
         jax.block_until_ready(self._run(StepPlan(bucket.phase, ()), bucket, packed).load)
 
-    def _run(self, plan: StepPlan, bucket: Bucket, packed: np.ndarray, size: int = 0) -> InFlightStep:
-        launched, form = time.monotonic(), self._forms.get(bucket, bucket)
+    def _run(
+        self, plan: StepPlan, bucket: Bucket, packed: np.ndarray, size: int = 0, turn: Turn | None = None
+    ) -> InFlightStep:
+        launched, form = time.monotonic(), self.forms.form(bucket, turn)
         columns = columns_of(plan, bucket, self.num_shards, self.shape.num_slots)
         is_prefill = bucket.phase is Phase.PREFILL
         # A prefill in which no chunk ends samples nothing; the warm-up has no chunks.
         is_sampled = is_prefill and (not plan.chunks or any(c.samples for c in plan.chunks))
         output, load = self._do(RunStep(form.name, is_prefill, packed, bucket.rows if is_sampled else 0))
         scores = self._launch_scores(plan) if is_prefill else ()
-        return InFlightStep(plan, bucket, output, scores, load, launched, columns, size)
+        return InFlightStep(plan, bucket, output, scores, load, launched, columns, size, turn)
 
     def _do(self, command: DeviceCommand) -> Any:
         """On all hosts; what it yields is read here alone."""

@@ -31,7 +31,7 @@ class ExpertMover:
     @property
     def overlap(self) -> tuple[OverlapChoice, ...]:
         """Rungs of the engine that were measured in both forms."""
-        return tuple(self._engine.overlap.values())
+        return tuple(self._engine.forms.choices.values())
 
     @property
     def move_s(self) -> float:

@@ -8,12 +8,22 @@ MAX_PINNED = 4096
 
 @dataclass(frozen=True, slots=True)
 class OverlapChoice:
-    """A rung measured whole and as two micro-batches, in seconds of a warm-up step, and which form serves."""
+    """A rung measured whole and as two micro-batches, in seconds of a step, and which form serves.
+
+    source: where the seconds are from, "warm-up" or "traffic". reason: `runtime.adaptive.form_judge.FormReason` of the last
+    verdict. trigger: why that was asked for, num_groups: how many comparisons it rests on; both of traffic only.
+    is_contested: the forms take turns now.
+    """
 
     rung: str
     whole_s: float
     halves_s: float
     is_in_halves: bool
+    source: str = "warm-up"
+    reason: str = ""
+    trigger: str | None = None
+    num_groups: int = 0
+    is_contested: bool = False
 
 
 @dataclass(frozen=True, slots=True)

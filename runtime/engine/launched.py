@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from runtime.adaptive.form_judge import Turn
 from runtime.engine.score_reading import PromptScores, ScoreChunk
 from runtime.experts.layer import ExpertLoad
 from runtime.ladder.bucket import Bucket
@@ -28,6 +29,7 @@ class InFlightStep:
     launched_s: float
     columns: tuple[int, ...] = ()  # place of each chunk among the output's rows
     size: int = 0  # tokens that its rung had to cover
+    turn: Turn | None = None  # which form of the rung, where it has two
 
     @property
     def expert_tokens(self) -> jax.Array:

@@ -15,7 +15,7 @@ from runtime.config import EngineConfig
 from runtime.engine.admission import AdmissionGate
 from runtime.engine.balancing import ExpertBalancing
 from runtime.engine.change import LadderChange
-from runtime.engine.engine import CollectedStep, Engine
+from runtime.engine.engine import CollectedStep, Engine, InFlightStep
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_residency import ExpertResidency
 from runtime.engine.ladder_swap import LadderSwap
@@ -64,7 +64,7 @@ class Steering:
             ExpertResidency(config, engine, residency, decisions, clock) if residency is not None else None
         )
         self._engine, self._scheduler, self._stats, self._gate = engine, scheduler, stats, gate
-        self._clock = clock
+        self._clock, self._decisions = clock, decisions
         self._controller = Controller(config, decisions, clock)
         self._swap = LadderSwap(engine, clock)
         self._decode_step_s: float | None = None
@@ -100,6 +100,7 @@ class Steering:
     def turn(self, now_s: float) -> None:
         """Between two steps: adopt a rung of the next ladder, let the controllers look."""
         self._swap.turn()
+        self._engine.forms.tell(self._decisions, now_s)
         if self.balancing is not None:
             self.balancing.turn(now_s, self._step_share(now_s))
         if self.residency is not None:
@@ -138,6 +139,10 @@ class Steering:
             self.balancing.on_step(collected.expert_tokens, collected.device_rows, num_steps, step_s)
         if self.residency is not None and collected.asleep is not None:
             self.residency.on_step(collected.expert_tokens, collected.asleep, num_steps)
+
+    def on_form(self, step: InFlightStep, collected: CollectedStep, step_s: float) -> None:
+        """The same launch, for the judge of its rung's two forms."""
+        self._engine.forms.read(step, collected, step_s)
 
     def _step_share(self, now_s: float) -> float | None:
         """A decode step's part of the target between tokens, if one was measured of late."""
@@ -188,6 +193,7 @@ class Steering:
             self.balancing.configure(config)
         if self.residency is not None:
             self.residency.config = config
+        self._engine.forms.is_judging = config.parallel.judge_overlap_in_traffic
         self._controller.set_config(config)
         self._scheduler.policy = self._controller.policy
         self._scheduler.set_prefix_cache(config.kv_cache.enable_prefix_cache)

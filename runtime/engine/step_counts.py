@@ -24,3 +24,4 @@ def count_step(
         step_s = busy_s / num_steps
         steering.on_step(phase, step_s)
         steering.on_experts(step.plan, collected, num_steps, step_s)
+        steering.on_form(step, collected, step_s)

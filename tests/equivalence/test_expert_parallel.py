@@ -3,10 +3,14 @@
 Every count up to eight once; tests/conformance/device_counts.py has the cross product with exchanges and copies.
 """
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
+from runtime.adaptive import form_judge
 from runtime.adaptive.decision import DecisionLog
+from runtime.adaptive.form_judge import HALVES, WHOLE
 from runtime.config import EngineConfig
 from runtime.engine.balancing import ExpertBalancing
 from runtime.errors import ModelLoadError
@@ -41,14 +45,13 @@ TIGHT = {"exchange": "all_to_all", "capacity_factor": 0.1}  # rounds overflow
     ("shards", "tensor", "parallel"),
     [
         (2, 2, {"exchange": "all_to_all", "capacity_factor": 64.0, "micro_batch_overlap": "on"}),
-        (2, 1, TIGHT | {"micro_batch_overlap": "on"}),
         (3, 1, TIGHT),
         (5, 1, {"exchange": "gather", "redundant_experts": 3}),
         (6, 1, TIGHT),
         (7, 1, TIGHT | {"redundant_experts": 2}),
         (8, 1, {"exchange": "gather"}),
     ],
-    ids=["2x2-halves", "2-tight-halves", "3-tight", "5-copies", "6-tight", "7-tight-copies", "8"],
+    ids=["2x2-halves", "3-tight", "5-copies", "6-tight", "7-tight-copies", "8"],
 )
 def test_devices_are_one(shards, tensor, parallel, expected) -> None:
     driver = start(shards, tensor, **parallel)
@@ -59,9 +62,44 @@ def test_devices_are_one(shards, tensor, parallel, expected) -> None:
         assert collected.device_rows.shape == (2, shards)
         assert collected.device_rows.sum() == collected.expert_tokens.sum() > 0
         has_halves = parallel.get("micro_batch_overlap") == "on"
-        assert [c.is_in_halves for c in driver.engine.overlap.values()] == [True, True] * has_halves
+        assert [c.is_in_halves for c in driver.engine.forms.choices.values()] == [True, True] * has_halves
     finally:
         driver.close()
+
+
+@pytest.fixture(scope="module")
+def both_forms():
+    """In halves, whatever they cost, from the first launch on; a judge would try the other form at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(form_judge, "FIRST_AFTER", 0)
+        driver = start(2, **TIGHT | {"micro_batch_overlap": "on"})
+    yield driver
+    driver.close()
+
+
+def test_halves_give_the_text_of_one_device(both_forms, expected) -> None:
+    assert both_forms.run(batch("h")) == expected["greedy"][:8]
+    assert both_forms.run(batch("hr", **RICH)) == expected["rich"]
+    assert {step.turn.form for step, _ in both_forms.steps} == {HALVES}
+
+
+def test_text_is_the_same_while_forms_take_turns(both_forms, expected) -> None:
+    """Both rungs are judged while 64 requests run, and the form that serves changes under them."""
+    driver, forms = both_forms, both_forms.engine.forms
+    driver.steps.clear()
+    forms.is_forced = False
+    driver.step_s = lambda step: 1.0 if step.turn.form == HALVES else 0.5
+    monitor.arm()
+    for num in range(4):
+        assert driver.run(batch(f"turns-{num}", 64)) == expected["greedy"]
+        driver.scheduler.clear_prefix_cache()
+    assert monitor.num_late == 0
+    for rung in driver.engine.ladder.rungs:
+        ran = [step.turn.form for step, _ in driver.steps if step.bucket == rung]
+        assert len([1 for a, b in pairwise(ran) if a != b]) >= 8
+        assert ran[-1] == WHOLE
+        choice = forms.choices[rung.name]
+        assert (choice.is_in_halves, choice.source, choice.reason) == (False, "traffic", "faster")
 
 
 def test_scores_come_from_the_shard_that_has_them(four) -> None:

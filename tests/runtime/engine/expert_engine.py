@@ -5,13 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from runtime.config import EngineConfig, parse_config
+from runtime.engine.step_forms import StepForms
 from runtime.experts.placement import ExpertPlacement
 
 
 class SlotsInMemory:
     """weights: int [L, S], the expert whose weights are in each slot. tables: the last table of copies of each layer."""
 
-    overlap: dict = {}  # noqa: RUF012 - never written
+    forms = StepForms()  # none
 
     def __init__(self, placement: ExpertPlacement) -> None:
         self.weights = placement.slot_experts.copy()
