@@ -91,7 +91,6 @@ class RunningServer:
             placement=self.placement,
             expert_load=STEP_SHARE * float(1 + imbalance(by_device).mean()),
             loads=self.predictor.predict().loads * rows,
-            recent=self.recent,
             num_applied=self.num_applied,
         )
         self.state, choice = decide_rebalancing(self.state, obs, self.config, now_s)

@@ -94,9 +94,12 @@ class ExpertMover:
         """How unequally copies share their expert's rows, by the rows of each step; holds from the next launch on."""
         self._engine.set_balance_weight(weight)
 
-    def set_lean(self, bias: np.ndarray) -> None:
-        """How far the choice of experts leans, float32 [L, E]: lossy, see `lean_between_experts`. Zeros take it back."""
-        for index in range(self.placement.num_layers):
+    def set_lean(self, bias: np.ndarray, layers: Iterable[int] | None = None) -> None:
+        """How far the choice of experts leans, float32 [L, E]: lossy, see `lean_between_experts`. Zeros take it back.
+
+        layers: those that it is set for; None: all.
+        """
+        for index in range(self.placement.num_layers) if layers is None else layers:
             self._engine.lean_router(index, bias[index])
 
     def layer(self, index: int) -> ExpertPlacement:
