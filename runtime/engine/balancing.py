@@ -17,13 +17,13 @@ import numpy as np
 
 from runtime.adaptive.decision import DecisionLog
 from runtime.config import EngineConfig
+from runtime.engine.expert_forecast import ExpertForecast, hour_of_day
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_planning import ExpertPlanning
-from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus, ForecastStatus
+from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus
 from runtime.engine.pace import SLICE_S, Pace
 from runtime.engine.traffic_mix import Mixes
 from runtime.errors import InvalidRequest, Unavailable
-from runtime.experts.load_predictor import LoadPredictor
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan
 from runtime.experts.rebalancing import (
@@ -34,18 +34,11 @@ from runtime.experts.rebalancing import (
     RebalanceState,
     without_plan,
 )
-from runtime.experts.shares import imbalance, lean_between_experts
+from runtime.experts.shares import lean_between_experts
 
 log = logging.getLogger(__name__)
 
-SMOOTHING = 0.2  # weight of the newest step's rows
 LEAN_STEP = 0.1  # of the way to the bias that a window asks for
-
-
-def hour_of_day() -> float:
-    """Of the local clock, in [0, 24)."""
-    now = time.localtime()
-    return now.tm_hour + now.tm_min / 60
 
 
 class ExpertBalancing:
@@ -67,11 +60,10 @@ class ExpertBalancing:
         end_mix: called once for each window with tokens; tokens by traffic key of this one and of the next.
         timer: what slices are measured by; one that stands still makes a turn do all there is.
         """
-        placement = mover.placement
         self.config = config
         self._mover, self._decisions, self._clock = mover, decisions, clock
-        self._forget_prefixes, self._hour, self._end_mix = forget_prefixes, hour, end_mix
-        self._predictor = LoadPredictor(placement.num_layers, placement.num_experts)
+        self._forget_prefixes = forget_prefixes
+        self._forecast = ExpertForecast(mover.placement, hour, end_mix)
         self._planning = ExpertPlanning()
         self._timer = timer
         self._learning: Iterator[bool] | None = None  # from the last window, while it goes on
@@ -85,21 +77,9 @@ class ExpertBalancing:
         self._is_ordered = False  # an operator's moves wait
         self._applied_before = 0  # moves applied when the plan began
         self._looked_s = clock()
-        shape = (placement.num_layers, placement.num_experts)
-        self._window = np.zeros(shape, np.int64)  # tokens of this window
-        self._window_steps, self._window_rows = (
-            0,
-            np.zeros((placement.num_layers, placement.num_devices), np.int64),
-        )
-        self._rows = np.zeros((placement.num_layers, placement.num_devices), np.int64)  # since the start
-        self._loads: np.ndarray | None = None  # rows of each expert in a step, forecast
-        self._uncertainty: np.ndarray | None = None  # its standard errors
-        self._imbalance: float | None = None
-        self._forecast: ForecastStatus | None = None
         self._lean: np.ndarray | None = (
             None  # bias of the choice of experts, [L, E]; None while there is none
         )
-        self._row_s = PlanConfig().row_s
         self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
 
     def configure(self, config: EngineConfig) -> None:
@@ -124,13 +104,7 @@ class ExpertBalancing:
         self, expert_tokens: np.ndarray, device_rows: np.ndarray, num_steps: int, step_s: float
     ) -> None:
         """A launch was read: tokens [L, E] and rows [L, devices] of all its steps, seconds of one."""
-        self._window += expert_tokens
-        self._window_rows += device_rows
-        self._rows += device_rows
-        self._window_steps += num_steps
-        busiest = float(device_rows.max(axis=1).sum()) / max(1, num_steps)
-        if busiest > 0:  # what one row of the busiest device costs, if a step were nothing else
-            self._row_s += SMOOTHING * (min(1.0, max(1e-9, step_s / busiest)) - self._row_s)
+        self._forecast.on_step(expert_tokens, device_rows, num_steps, step_s)
 
     def turn(self, now_s: float, step_share: float | None) -> None:
         """Between two launches. step_share: a decode step's part of the ITL target; None: not known now."""
@@ -187,7 +161,7 @@ class ExpertBalancing:
                     f"pinned_layers has {layer}; layers are 0 to {num_layers - 1}", param="pinned_layers"
                 )
         if order.rebalance is not None:
-            if self._loads is None:
+            if self._forecast.loads is None:
                 raise InvalidRequest(
                     "no traffic has been seen: there is nothing to balance for", param="rebalance"
                 )
@@ -211,7 +185,11 @@ class ExpertBalancing:
 
     def load(self, step_share: float | None) -> float | None:
         """Rows of the busiest device over the mean, times the step's share of its target; None: not known."""
-        return None if step_share is None or self._imbalance is None else (1 + self._imbalance) * step_share
+        return (
+            None
+            if step_share is None or self._forecast.imbalance is None
+            else (1 + self._forecast.imbalance) * step_share
+        )
 
     def status(self) -> ExpertStatus:
         placement, mover = self._mover.placement, self._mover
@@ -221,8 +199,8 @@ class ExpertBalancing:
             num_devices=placement.num_devices,
             slots_per_device=placement.slots_per_device,
             slot_experts=self._shown[1],
-            device_rows=tuple(map(tuple, self._rows.tolist())),
-            imbalance=self._imbalance,
+            device_rows=tuple(map(tuple, self._forecast.rows.tolist())),
+            imbalance=self._forecast.imbalance,
             waiting_moves=mover.num_waiting,
             applied_moves=mover.num_applied,
             is_paused=self._is_paused,
@@ -230,7 +208,7 @@ class ExpertBalancing:
             reason=self._shown_reason,
             alarm=self._state.alarm,
             overlap=mover.overlap,
-            forecast=self._forecast,
+            forecast=self._forecast.status,
         )
 
     def _pause(self, done: Future[ExpertAnswer]) -> None:
@@ -273,8 +251,8 @@ class ExpertBalancing:
 
     def _plan_some(self, now_s: float) -> None:
         """A slice of an operator's plan; when it is whole it is answered and, if that was the order, carried out."""
-        assert self._loads is not None  # no order is taken before
-        forecast = self._loads, self._uncertainty
+        assert self._forecast.loads is not None  # no order is taken before
+        forecast = self._forecast.loads, self._forecast.uncertainty
         made = self._planning.turn(self._mover.placement, *forecast, self._plan_config, self._pinned, now_s)
         if made is None:
             return
@@ -288,26 +266,9 @@ class ExpertBalancing:
 
     def _learn(self) -> Iterator[bool]:
         """From the window that ends, in slices: a turn may end at each yield, which is True as there is more."""
-        if not self._window_steps or not self._window.any():
-            return
-        self._imbalance = float(imbalance(self._window_rows.astype(np.float64)).mean())
-        window, num_steps, hour = self._window.copy(), self._window_steps, self._hour()
-        self._window[:], self._window_rows[:], self._window_steps = 0, 0, 0
-        seen, coming = self._end_mix()
-        has_experts = window.any(axis=1, keepdims=True)
-        self._predictor.observe(np.where(has_experts, window, 1), seen, hour)
-        yield True
-        forecast = self._predictor.predict(coming, hour)
-        total = sum((coming or {}).values())
-        self._forecast = ForecastStatus(
-            forecast.source.value,
-            {source.value: error for source, error in forecast.errors.items()},
-            {key: part / total for key, part in (coming or {}).items()},
-        )
-        a_step = window.sum(axis=1, keepdims=True) / num_steps
-        self._loads, self._uncertainty = forecast.loads * a_step, forecast.uncertainty * a_step
-        yield True
-        yield from self._lean_more(window)
+        if self._forecast.has_window:
+            yield from self._forecast.learn()
+            yield from self._lean_more(self._forecast.window)
 
     def _ask(self, now_s: float, step_share: float | None) -> None:
         """The controller; where it wants a plan, that is made from now on."""
@@ -343,7 +304,7 @@ class ExpertBalancing:
             time_s=now_s,
             placement=self._mover.placement,
             expert_load=self.load(step_share),
-            loads=self._loads,
+            loads=self._forecast.loads,
             num_applied=self._mover.num_applied - self._applied_before,
             is_paused=self._is_paused,
             pinned_layers=self._pinned,
@@ -379,7 +340,9 @@ class ExpertBalancing:
 
     def _plan_config(self) -> PlanConfig:
         weight = self.config.batch_processing.expert_balance_weight
-        return replace(PlanConfig(), balance_weight=weight, row_s=self._row_s, move_s=self._mover.move_s)
+        return replace(
+            PlanConfig(), balance_weight=weight, row_s=self._forecast.row_s, move_s=self._mover.move_s
+        )
 
     def _answer(self, plan: RebalancePlan) -> ExpertAnswer:
         num_layers = self._mover.placement.num_layers

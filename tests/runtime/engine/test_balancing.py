@@ -104,10 +104,10 @@ def test_a_turn_does_one_slice_and_what_is_decided_is_the_same():
 
 def test_windows_are_learned_from_while_a_plan_is_made():
     """A plan that takes longer than a window ends all the same, where traffic stays what it is."""
-    served, windows = served_in_slices(), served_in_slices().balancing._predictor.num_windows
+    served, windows = served_in_slices(), served_in_slices().balancing._forecast._predictor.num_windows
     for _ in range(12 * LAYERS):
         served.step(step_share=0.7)
-    assert served.balancing._predictor.num_windows > windows
+    assert served.balancing._forecast._predictor.num_windows > windows
     assert served.decisions.counts["expert_placement", "started"] >= 1
     assert served.mover.num_applied > 0
 
@@ -415,7 +415,7 @@ def test_what_waits_is_balanced_for_before_a_token_of_it_is_computed():
         now, coming = ("code", "chat") if turn % 2 else ("chat", "code")
         served.mixes = {now: 100.0}, {coming: 100.0}
         served.step(tokens=kinds[now])
-    forecast, loads = served.balancing.status().forecast, served.balancing._loads
+    forecast, loads = served.balancing.status().forecast, served.balancing._forecast.loads
     assert forecast is not None
     assert (forecast.source, forecast.next_traffic) == ("mix", {"chat": 1.0})
     assert forecast.errors["mix"] < 0.1 * forecast.errors["last_window"]
