@@ -26,9 +26,7 @@ MIN_GROUPS, MAX_GROUPS = 4, 12
 CLEARLY_SLOWER = 0.1  # in each of the first two groups: no more are needed
 ALIKE = 0.1  # two works whose figures differ by less can be compared
 CHANGED = 0.3  # a work whose figures differ by more is another one
-OTHER_SHARE = (
-    0.01  # of a rung's launches that contests may give to the form that does not serve, but for a first contest
-)
+OTHER_SHARE = 0.01  # of a rung's launches that contests may give to the form that does not serve, but for a first contest
 SMOOTHING = 1 / 128  # weight of the newest launch in the work of late
 GROUP_S = 120.0  # launches further apart say nothing of each other
 FIRST_AFTER = 64  # launches of traffic before the first contest

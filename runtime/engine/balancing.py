@@ -1,48 +1,44 @@
 """ExpertBalancing: loads in, moves out. Owned by the engine's thread; the decisions are `runtime.experts.rebalancing`'s.
 
-Each window the tokens of the steps go to the predictor, and the controller decides from its forecast. Moves wait in the
-ExpertMover, which applies `parallel.moves_per_step` of them between two launches. While an operator's order is planned or
-carried out the controller is not asked; while it is planned nothing moves, so that the plan is for what serves.
+Each window the tokens of the steps go to the predictor, and the controller decides from its forecast. Both are done in slices,
+so that no turn between two launches takes long. Moves wait in the ExpertMover, which applies `parallel.moves_per_step` of them
+between two launches. While an operator's order is planned or carried out the controller is not asked; while it is planned
+nothing moves, so that the plan is for what serves.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from runtime.adaptive.decision import DecisionLog
 from runtime.config import EngineConfig
+from runtime.engine.expert_forecast import ExpertForecast, hour_of_day
 from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_planning import ExpertPlanning
-from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus, ForecastStatus
+from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus
+from runtime.engine.pace import SLICE_S, Pace
 from runtime.engine.traffic_mix import Mixes
 from runtime.errors import InvalidRequest, Unavailable
-from runtime.experts.load_predictor import LoadPredictor
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan
 from runtime.experts.rebalancing import (
+    Decision,
     Reason,
     RebalanceConfig,
     RebalanceObservation,
     RebalanceState,
-    decide_rebalancing,
     without_plan,
 )
-from runtime.experts.shares import imbalance, lean_between_experts
+from runtime.experts.shares import lean_between_experts
 
 log = logging.getLogger(__name__)
 
-SMOOTHING = 0.2  # weight of the newest step's rows
 LEAN_STEP = 0.1  # of the way to the bias that a window asks for
-
-
-def hour_of_day() -> float:
-    """Of the local clock, in [0, 24)."""
-    now = time.localtime()
-    return now.tm_hour + now.tm_min / 60
 
 
 class ExpertBalancing:
@@ -57,38 +53,33 @@ class ExpertBalancing:
         forget_prefixes: Callable[[], None] = lambda: None,
         hour: Callable[[], float] = hour_of_day,
         end_mix: Callable[[], Mixes] = lambda: (None, None),
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         """forget_prefixes: clears the prefix cache, where KV of other experts than the router's choice may lie.
 
         end_mix: called once for each window with tokens; tokens by traffic key of this one and of the next.
+        timer: what slices are measured by; one that stands still makes a turn do all there is.
         """
-        placement = mover.placement
         self.config = config
         self._mover, self._decisions, self._clock = mover, decisions, clock
-        self._forget_prefixes, self._hour, self._end_mix = forget_prefixes, hour, end_mix
-        self._predictor = LoadPredictor(placement.num_layers, placement.num_experts)
+        self._forget_prefixes = forget_prefixes
+        self._forecast = ExpertForecast(mover.placement, hour, end_mix)
         self._planning = ExpertPlanning()
+        self._timer = timer
+        self._learning: Iterator[bool] | None = None  # from the last window, while it goes on
+        self._decision: Decision | None = None  # while its plan is made
+        self._planning_pace, self._putting_pace = Pace(timer), Pace(timer)
+        self._is_others_turn = False  # a window was learned from while a plan is being made
+        self._is_due = False  # the controller is to be asked
         self._state = RebalanceState()
         self._reason = Reason.MISSING_DATA.value
         self._is_paused, self._pinned = False, frozenset[int]()
         self._is_ordered = False  # an operator's moves wait
         self._applied_before = 0  # moves applied when the plan began
         self._looked_s = clock()
-        shape = (placement.num_layers, placement.num_experts)
-        self._window = np.zeros(shape, np.int64)  # tokens of this window
-        self._window_steps, self._window_rows = (
-            0,
-            np.zeros((placement.num_layers, placement.num_devices), np.int64),
-        )
-        self._rows = np.zeros((placement.num_layers, placement.num_devices), np.int64)  # since the start
-        self._loads: np.ndarray | None = None  # rows of each expert in a step, forecast
-        self._uncertainty: np.ndarray | None = None  # its standard errors
-        self._imbalance: float | None = None
-        self._forecast: ForecastStatus | None = None
         self._lean: np.ndarray | None = (
             None  # bias of the choice of experts, [L, E]; None while there is none
         )
-        self._row_s = PlanConfig().row_s
         self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
 
     def configure(self, config: EngineConfig) -> None:
@@ -113,21 +104,18 @@ class ExpertBalancing:
         self, expert_tokens: np.ndarray, device_rows: np.ndarray, num_steps: int, step_s: float
     ) -> None:
         """A launch was read: tokens [L, E] and rows [L, devices] of all its steps, seconds of one."""
-        self._window += expert_tokens
-        self._window_rows += device_rows
-        self._rows += device_rows
-        self._window_steps += num_steps
-        busiest = float(device_rows.max(axis=1).sum()) / max(1, num_steps)
-        if busiest > 0:  # what one row of the busiest device costs, if a step were nothing else
-            self._row_s += SMOOTHING * (min(1.0, max(1e-9, step_s / busiest)) - self._row_s)
+        self._forecast.on_step(expert_tokens, device_rows, num_steps, step_s)
 
     def turn(self, now_s: float, step_share: float | None) -> None:
         """Between two launches. step_share: a decode step's part of the ITL target; None: not known now."""
-        if now_s - self._looked_s >= self.config.batch_processing.dynamic_adjust_window:
-            self._looked_s = now_s
-            self._look(now_s, step_share)
+        is_over = now_s - self._looked_s >= self.config.batch_processing.dynamic_adjust_window
+        if is_over and self._learning is None and not self._is_due and not self._is_others_turn:
+            self._looked_s, self._learning = now_s, self._learn()
+        start = self._timer()
+        while self._think(now_s, step_share):
+            if self._timer() - start > SLICE_S / 4:  # the next slice may take a whole one
+                break
         if self._planning.is_busy:
-            self._plan_some(now_s)
             return
         applied = self._mover.num_applied
         try:
@@ -137,6 +125,29 @@ class ExpertBalancing:
             log.exception("%d moves of experts were made, the next does not fit the placement", made)
             self._drop_plan(Reason.CHANGED_UNDER_PLAN)
         self._is_ordered &= self._mover.num_waiting > 0
+
+    def _think(self, now_s: float, step_share: float | None) -> bool:
+        """A slice of what is to be thought of; False when there is nothing left for this turn.
+
+        However short windows are, a plan that is being made gets a slice between two of them.
+        """
+        is_planning = self._planning.is_busy or self._decision is not None
+        if self._learning is not None:
+            if not next(self._learning, False):
+                self._learning, self._is_others_turn = None, is_planning
+                self._is_due = not is_planning and not self._is_ordered
+            return True
+        self._is_others_turn = False
+        if self._planning.is_busy:
+            self._plan_some(now_s)
+            return False
+        if self._decision is not None:
+            self._go_on_deciding(now_s, step_share)
+        elif self._is_due:
+            self._ask(now_s, step_share)
+        else:
+            return False
+        return True
 
     def carry_out(self, order: ExpertOrder, done: Future[ExpertAnswer]) -> None:
         """An operator's order; `done` ends with the answer, after some turns where a plan has to be made.
@@ -150,7 +161,7 @@ class ExpertBalancing:
                     f"pinned_layers has {layer}; layers are 0 to {num_layers - 1}", param="pinned_layers"
                 )
         if order.rebalance is not None:
-            if self._loads is None:
+            if self._forecast.loads is None:
                 raise InvalidRequest(
                     "no traffic has been seen: there is nothing to balance for", param="rebalance"
                 )
@@ -174,7 +185,11 @@ class ExpertBalancing:
 
     def load(self, step_share: float | None) -> float | None:
         """Rows of the busiest device over the mean, times the step's share of its target; None: not known."""
-        return None if step_share is None or self._imbalance is None else (1 + self._imbalance) * step_share
+        return (
+            None
+            if step_share is None or self._forecast.imbalance is None
+            else (1 + self._forecast.imbalance) * step_share
+        )
 
     def status(self) -> ExpertStatus:
         placement, mover = self._mover.placement, self._mover
@@ -184,8 +199,8 @@ class ExpertBalancing:
             num_devices=placement.num_devices,
             slots_per_device=placement.slots_per_device,
             slot_experts=self._shown[1],
-            device_rows=tuple(map(tuple, self._rows.tolist())),
-            imbalance=self._imbalance,
+            device_rows=tuple(map(tuple, self._forecast.rows.tolist())),
+            imbalance=self._forecast.imbalance,
             waiting_moves=mover.num_waiting,
             applied_moves=mover.num_applied,
             is_paused=self._is_paused,
@@ -193,7 +208,7 @@ class ExpertBalancing:
             reason=self._shown_reason,
             alarm=self._state.alarm,
             overlap=mover.overlap,
-            forecast=self._forecast,
+            forecast=self._forecast.status,
         )
 
     def _pause(self, done: Future[ExpertAnswer]) -> None:
@@ -214,7 +229,7 @@ class ExpertBalancing:
     def _drop_plan(self, reason: Reason) -> None:
         """All that waits, and the controller's plan with it: it would wait for moves that never come."""
         self._mover.drop()
-        self._is_ordered = False
+        self._is_ordered, self._decision = False, None
         now_s = self._clock()
         self._state = without_plan(self._state, now_s)
         self._tell(now_s, reason, 0, {})
@@ -230,55 +245,53 @@ class ExpertBalancing:
 
     @property
     def _shown_reason(self) -> str:
-        if self._planning.is_busy:
-            return "planning"
+        if self._planning.is_busy or self._decision is not None:
+            return Reason.PLANNING.value
         return "ordered" if self._is_ordered else self._reason
 
     def _plan_some(self, now_s: float) -> None:
         """A slice of an operator's plan; when it is whole it is answered and, if that was the order, carried out."""
-        assert self._loads is not None  # no order is taken before
-        forecast = self._loads, self._uncertainty
+        assert self._forecast.loads is not None  # no order is taken before
+        forecast = self._forecast.loads, self._forecast.uncertainty
         made = self._planning.turn(self._mover.placement, *forecast, self._plan_config, self._pinned, now_s)
         if made is None:
             return
         order, plan = made
         if order.is_apply:
+            if self._decision is not None:
+                self._drop_plan(Reason.CHANGED_UNDER_PLAN)
             self._mover.order(plan.moves)
             self._is_ordered, self._state = bool(plan.moves), RebalanceState()
         order.done.set_result(self._answer(plan))
 
-    def _look(self, now_s: float, step_share: float | None) -> None:
-        """End a window: learn from it and ask the controller."""
-        if self._window_steps and self._window.any():
-            self._imbalance = float(imbalance(self._window_rows.astype(np.float64)).mean())
-            has_experts = self._window.any(axis=1)
-            hour = self._hour()
-            seen, coming = self._end_mix()
-            self._predictor.observe(np.where(has_experts[:, None], self._window, 1), seen, hour)
-            forecast = self._predictor.predict(coming, hour)
-            total = sum((coming or {}).values())
-            self._forecast = ForecastStatus(
-                forecast.source.value,
-                {source.value: error for source, error in forecast.errors.items()},
-                {key: part / total for key, part in (coming or {}).items()},
-            )
-            a_step = self._window.sum(axis=1, keepdims=True) / self._window_steps
-            self._loads, self._uncertainty = forecast.loads * a_step, forecast.uncertainty * a_step
-            self._lean_more()
-            self._window[:], self._window_rows[:], self._window_steps = 0, 0, 0
-        if self._is_ordered or self._planning.is_busy:
-            return
-        mover = self._mover
-        seen = RebalanceObservation(
-            time_s=now_s,
-            placement=mover.placement,
-            expert_load=self.load(step_share),
-            loads=self._loads,
-            num_applied=mover.num_applied - self._applied_before,
-            is_paused=self._is_paused,
-            pinned_layers=self._pinned,
-        )
-        self._state, choice = decide_rebalancing(self._state, seen, self._settings(), now_s)
+    def _learn(self) -> Iterator[bool]:
+        """From the window that ends, in slices: a turn may end at each yield, which is True as there is more."""
+        if self._forecast.has_window:
+            yield from self._forecast.learn()
+            yield from self._lean_more(self._forecast.window)
+
+    def _ask(self, now_s: float, step_share: float | None) -> None:
+        """The controller; where it wants a plan, that is made from now on."""
+        self._is_due = False
+        self._decision = Decision(self._state, self._observe(now_s, step_share), self._settings(), now_s)
+        if not self._decision.num_left:
+            self._end_decision(now_s, step_share)
+
+    def _go_on_deciding(self, now_s: float, step_share: float | None) -> None:
+        """A slice of the plan, or its end."""
+        decision = self._decision
+        assert decision is not None
+        trouble = decision.trouble(self._observe(now_s, step_share), now_s)
+        if decision.num_left and trouble is None:
+            self._planning_pace.do(decision.advance, decision.num_left)
+        else:
+            self._end_decision(now_s, step_share)
+
+    def _end_decision(self, now_s: float, step_share: float | None) -> None:
+        assert self._decision is not None
+        mover, decision = self._mover, self._decision
+        self._decision = None
+        self._state, choice = decision.finish(self._observe(now_s, step_share), now_s)
         if choice.is_new_plan:
             self._applied_before = mover.num_applied
             mover.order(choice.moves)
@@ -286,8 +299,19 @@ class ExpertBalancing:
             mover.add(choice.moves)
         self._tell(now_s, choice.reason, len(choice.moves), choice.inputs)
 
-    def _lean_more(self) -> None:
-        """A tenth of the way to the bias that this window asks for.
+    def _observe(self, now_s: float, step_share: float | None) -> RebalanceObservation:
+        return RebalanceObservation(
+            time_s=now_s,
+            placement=self._mover.placement,
+            expert_load=self.load(step_share),
+            loads=self._forecast.loads,
+            num_applied=self._mover.num_applied - self._applied_before,
+            is_paused=self._is_paused,
+            pinned_layers=self._pinned,
+        )
+
+    def _lean_more(self, window: np.ndarray) -> Iterator[bool]:
+        """A tenth of the way to the bias that this window [L, E] asks for, in slices as `_learn`.
 
         The window has the bias of before in it, so this is a feedback loop: a short step and fresh loads keep it from swinging
         (docs/log.md has what was tried).
@@ -295,10 +319,18 @@ class ExpertBalancing:
         weight = self.config.batch_processing.expert_lean_between
         if weight == 0:
             return
-        wanted = lean_between_experts(self._mover.placement, self._window.astype(np.float64), weight)
+        wanted = lean_between_experts(self._mover.placement, window.astype(np.float64), weight)
         before = np.zeros_like(wanted) if self._lean is None else self._lean
         self._lean = before + np.float32(LEAN_STEP) * (wanted - before)
-        self._mover.set_lean(self._lean)
+        num_put = 0
+        while num_put < len(wanted):
+            yield True
+            num_put += self._putting_pace.do(partial(self._put_lean, num_put), len(wanted) - num_put)
+
+    def _put_lean(self, first: int, num_layers: int) -> None:
+        """As the bias is by now: it may have been taken back."""
+        if self._lean is not None:
+            self._mover.set_lean(self._lean, range(first, first + num_layers))
 
     def _settings(self) -> RebalanceConfig:
         """The mover holds back what is more than a step may take, so a plan is given to it whole."""
@@ -308,7 +340,9 @@ class ExpertBalancing:
 
     def _plan_config(self) -> PlanConfig:
         weight = self.config.batch_processing.expert_balance_weight
-        return replace(PlanConfig(), balance_weight=weight, row_s=self._row_s, move_s=self._mover.move_s)
+        return replace(
+            PlanConfig(), balance_weight=weight, row_s=self._forecast.row_s, move_s=self._mover.move_s
+        )
 
     def _answer(self, plan: RebalancePlan) -> ExpertAnswer:
         num_layers = self._mover.placement.num_layers

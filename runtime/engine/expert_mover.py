@@ -5,8 +5,7 @@ the next launch reads the new table and the new weights, launches before it the 
 """
 
 from collections import deque
-from collections.abc import Container, Iterable
-from dataclasses import replace
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -15,7 +14,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.expert_status import OverlapChoice
 from runtime.experts.copies import copies_table
 from runtime.experts.move_order import transfers
-from runtime.experts.placement import ExpertPlacement, Move, apply
+from runtime.experts.placement import ExpertPlacement, Move, moved
 
 
 class ExpertMover:
@@ -66,40 +65,39 @@ class ExpertMover:
         moves = list(islice(self._waiting, max_moves))
         if not moves:
             return 0
-        layers: dict[int, ExpertPlacement] = {}  # those that change, as they are by now
+        rows: dict[int, np.ndarray] = {}  # layers that change, as they are by now
         fitting: list[Move] = []
         try:
             for move in moves:
-                now = layers[move.layer] if move.layer in layers else self.layer(move.layer)
                 # Refused before anything is copied, if the placement is not what the order took it to be.
-                layers[move.layer] = apply(now, replace(move, layer=0))
+                rows[move.layer] = moved(self.placement, move, rows.get(move.layer))
                 fitting.append(self._waiting.popleft())
         except ValueError:
             self._waiting.clear()
             raise
         finally:
-            # No step runs between the launches of a turn, so each of a layer may bring the table of the last.
-            tables = {layer: copies_table(changed)[0] for layer, changed in layers.items()}
-            for layer, source in transfers(fitting):
-                self._engine.move_experts(layer, source, tables[layer])
-            self.num_applied += len(fitting)
-            if layers:  # at once, as the whole placement is checked each time that one is made
-                slot_experts = self.placement.slot_experts.copy()
-                for layer, changed in layers.items():
-                    slot_experts[layer] = changed.slot_experts[0]
-                self.placement = replace(self.placement, slot_experts=slot_experts)
+            if fitting:
+                self._make(fitting, rows)
         return len(moves)
+
+    def _make(self, moves: Sequence[Move], rows: Mapping[int, np.ndarray]) -> None:
+        """Moves that fit, which leave layers as `rows` says."""
+        placement = self.placement.with_layers(rows)
+        # No step runs between the launches of a turn, so each of a layer may bring the table of the last.
+        tables = dict(zip(rows, copies_table(placement.only(list(rows))), strict=True))
+        for layer, source in transfers(moves):
+            self._engine.move_experts(layer, source, tables[layer])
+        self.placement = placement
+        self.num_applied += len(moves)
 
     def set_balance_weight(self, weight: float) -> None:
         """How unequally copies share their expert's rows, by the rows of each step; holds from the next launch on."""
         self._engine.set_balance_weight(weight)
 
-    def set_lean(self, bias: np.ndarray) -> None:
-        """How far the choice of experts leans, float32 [L, E]: lossy, see `lean_between_experts`. Zeros take it back."""
-        for index in range(self.placement.num_layers):
-            self._engine.lean_router(index, bias[index])
+    def set_lean(self, bias: np.ndarray, layers: Iterable[int] | None = None) -> None:
+        """How far the choice of experts leans, float32 [L, E]: lossy, see `lean_between_experts`. Zeros take it back.
 
-    def layer(self, index: int) -> ExpertPlacement:
-        """The placement of one layer."""
-        p = self.placement
-        return ExpertPlacement(p.slot_experts[index : index + 1], p.num_devices, p.num_experts)
+        layers: those that it is set for; None: all.
+        """
+        for index in range(self.placement.num_layers) if layers is None else layers:
+            self._engine.lean_router(index, bias[index])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.engine.expert_status import ExpertAnswer
+from runtime.engine.pace import Pace
 from runtime.errors import Unavailable
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.rebalance_plan import PlanAnew, PlanConfig, RebalancePlan
@@ -37,9 +38,8 @@ class ExpertPlanning:
     """Orders in turn, one plan at a time."""
 
     def __init__(self, timer: Callable[[], float] = time.perf_counter) -> None:
-        self._timer = timer
+        self._pace = Pace(timer, SLICE_S)
         self._orders = deque[PlanOrder]()
-        self._num_layers = 1  # of the next slice
 
     @property
     def is_busy(self) -> bool:
@@ -80,7 +80,7 @@ class ExpertPlanning:
                     f"{Reason.CHANGED_UNDER_PLAN}: experts moved while the plan was made; nothing of it is carried out"
                 )
             if order.making.num_left:
-                self._advance(order.making)
+                self._pace.do(order.making.advance, order.making.num_left)
                 return None
             plan = order.making.finish(pinned)
         except Exception as error:
@@ -101,10 +101,3 @@ class ExpertPlanning:
         """The engine ends: nobody waits in vain."""
         while self._orders:
             self._orders.popleft().done.set_exception(error)
-
-    def _advance(self, making: PlanAnew) -> None:
-        start = self._timer()
-        making.advance(self._num_layers)
-        spent = max(1e-9, self._timer() - start)
-        fitting = int(self._num_layers * SLICE_S / spent)
-        self._num_layers = max(1, min(fitting, 2 * self._num_layers))

@@ -10,7 +10,8 @@ With 3 experts on 2 devices of 2 slots, one layer, expert 0 copied:
     slot_experts  [[0, 1, 2, 0]]        copies  [[2, 1, 1]]        expert_slots  [[[0, 3], [1, -1], [2, -1]]]
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -130,6 +131,28 @@ class ExpertPlacement:
         first = np.cumsum(self.copies, axis=1) - self.copies  # [L, E]
         return order, experts, np.arange(self.num_slots) - np.take_along_axis(first, experts, axis=1)
 
+    def with_layers(self, rows: Mapping[int, np.ndarray]) -> "ExpertPlacement":
+        """With other layers, int [S] each, which must be valid as `moved` gives them: nothing is checked here."""
+        slot_experts = self.slot_experts.copy()
+        for layer, row in rows.items():
+            slot_experts[layer] = row
+        return self._unchecked(slot_experts)
+
+    def only(self, layers: Sequence[int]) -> "ExpertPlacement":
+        """These layers, in this order."""
+        return self._unchecked(self.slot_experts[list(layers)])
+
+    def _unchecked(self, slot_experts: np.ndarray) -> "ExpertPlacement":
+        """On the same devices, with a table that is known to be valid and nobody else's: checks take longer than a move."""
+        made = object.__new__(ExpertPlacement)
+        for name, value in (
+            ("slot_experts", _read_only(slot_experts)),
+            ("num_devices", self.num_devices),
+            ("num_experts", self.num_experts),
+        ):
+            object.__setattr__(made, name, value)
+        return made
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ExpertPlacement):
             return NotImplemented
@@ -157,17 +180,33 @@ class Move:
 
 def apply(placement: ExpertPlacement, move: Move) -> ExpertPlacement:
     """The placement after the move. ValueError if serving could not go on while or after it is made."""
-    row = placement.slot_experts[move.layer]
+    return placement.with_layers({move.layer: moved(placement, move)})
+
+
+def moved(placement: ExpertPlacement, move: Move, row: np.ndarray | None = None) -> np.ndarray:
+    """int32 [S], the move's layer after it; row: what the layer holds by now, where that is not the placement's.
+
+    Only what the move touches is looked at. ValueError if serving could not go on while or after it is made.
+    """
+    row = placement.slot_experts[move.layer] if row is None else row
+    if not (0 <= move.to_slot < len(row) and 0 <= move.from_slot < len(row)):
+        raise ValueError(f"{move}: slots are 0 to {len(row) - 1}")
     old = int(row[move.to_slot])
     if row[move.from_slot] != move.expert:
         raise ValueError(f"{move}: from_slot holds expert {row[move.from_slot]}")
-    if not move.is_exchange and placement.copies[move.layer, old] < 2:
+    if not move.is_exchange and np.count_nonzero(row == old) < 2:
         raise ValueError(f"{move}: to_slot holds the only copy of expert {old}")
-    slot_experts = placement.slot_experts.copy()
-    slot_experts[move.layer, move.to_slot] = move.expert
+    row = row.copy()
+    row[move.to_slot] = move.expert
+    written = {move.to_slot: move.expert}
     if move.is_exchange:
-        slot_experts[move.layer, move.from_slot] = old
-    return replace(placement, slot_experts=slot_experts)
+        row[move.from_slot] = old
+        written[move.from_slot] = old
+    for slot, expert in written.items():
+        device, width = slot // placement.slots_per_device, placement.slots_per_device
+        if np.count_nonzero(row[device * width : (device + 1) * width] == expert) > 1:
+            raise ValueError(f"{move}: device {device} would hold expert {expert} in two slots")
+    return row
 
 
 def _start_device(own: list[np.ndarray], device: int, num_slots: int) -> np.ndarray:

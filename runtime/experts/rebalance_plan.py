@@ -5,6 +5,7 @@ expected to hold, are worth more time than the copy takes.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,17 +88,89 @@ def plan_improvement(
     pinned_layers: frozenset[int] = frozenset(),
 ) -> RebalancePlan:
     """A few moves from what serves now, for loads [L, E] in rows a step; the layers that gain most a move come first."""
-    min_saving = np.full(placement.num_layers, config.min_saving)
-    min_saving[_checked(pinned_layers, placement)] = np.inf
-    found = improve(
-        placement,
-        loads,
-        min_saving=min_saving,
-        balance_weight=config.balance_weight,
-        max_rounds=config.max_rounds,
-        num_nodes=config.nodes_apart,
-    )
-    return _plan(placement, found.placement, _cut(placement, found, config), loads, config)
+    making = PlanImprovement(placement, loads, config, pinned_layers)
+    while making.num_left:
+        making.advance(placement.num_layers)
+    return making.finish()
+
+
+class PlanImprovement:
+    """`plan_improvement`, made some layers at a time: layers meet only in the choice of those whose moves pay best.
+
+    num_left: layers that are not looked at yet.
+    """
+
+    def __init__(
+        self,
+        placement: ExpertPlacement,
+        loads: np.ndarray,
+        config: PlanConfig,
+        pinned_layers: frozenset[int] = frozenset(),
+    ) -> None:
+        self.placement, self.config = placement, config
+        self.num_left = placement.num_layers
+        self._loads = checked_loads(loads, placement.num_experts, placement.num_layers).copy()
+        self._min_saving = np.full(placement.num_layers, config.min_saving)
+        self._min_saving[_checked(pinned_layers, placement)] = np.inf
+        self._found: Improvement | None = None  # of layers whose moves are not in order yet
+        self._moves: dict[int, list[Move]] = {}  # of each layer that has some
+        self._saved = np.zeros(placement.num_layers)
+        shape = (placement.num_layers, placement.num_devices)
+        self._was, self._becomes = np.zeros(shape), np.zeros(shape)
+
+    def advance(self, num_layers: int) -> None:
+        """Half of the work for the next so many layers, or those that are left: first what to change, then by which moves."""
+        if self._found is not None:
+            self._order_moves(self._found)
+            self._found = None
+        elif self.num_left:
+            first = self.placement.num_layers - self.num_left
+            layers, config = slice(first, first + num_layers), self.config
+            self._found = improve(
+                _like(self.placement, self.placement.slot_experts[layers]),
+                self._loads[layers],
+                min_saving=self._min_saving[layers],
+                balance_weight=config.balance_weight,
+                max_rounds=config.max_rounds,
+                num_nodes=config.nodes_apart,
+            )
+
+    def _order_moves(self, found: Improvement) -> None:
+        first, num_layers = self.placement.num_layers - self.num_left, found.placement.num_layers
+        layers = slice(first, first + num_layers)
+        before, loads = _like(self.placement, self.placement.slot_experts[layers]), self._loads[layers]
+        moves = plan_moves(before, found.placement, self.config.nodes_apart)
+        for move in moves:
+            self._moves.setdefault(first + move.layer, []).append(replace(move, layer=first + move.layer))
+        self._saved[layers] = found.saved
+        both = np.concatenate(
+            [before.slot_experts, _moved(before, moves)]
+        )  # in one call: short arrays cost by the call
+        by_device = _on_devices(_like(before, both), np.tile(loads, (2, 1)), self.config)
+        self._was[layers], self._becomes[layers] = np.split(by_device, 2)
+        self.num_left -= num_layers
+
+    def finish(self) -> RebalancePlan:
+        """Whole layers by falling saving a move, up to max_moves; the first one may be cut short. ValueError while layers
+        are left."""
+        if self.num_left:
+            raise ValueError(f"{self.num_left} layers are not planned yet")
+        kept, by_layer, becomes = list[Move](), self._moves, self._was.copy()
+        for layer in sorted(by_layer, key=lambda layer: -self._saved[layer] / len(by_layer[layer])):
+            if not kept or len(kept) + len(by_layer[layer]) <= self.config.max_moves:
+                kept += by_layer[layer]
+                becomes[layer] = self._becomes[layer]
+        if len(kept) > self.config.max_moves:  # all are of the first layer
+            del kept[self.config.max_moves :]
+            becomes[kept[0].layer] = self._cut_short(kept)
+        return _priced(tuple(kept), self._was, becomes, self.config)
+
+    def _cut_short(self, moves: list[Move]) -> np.ndarray:
+        """[D]: loads of the devices after some moves of one layer."""
+        layer = slice(moves[0].layer, moves[0].layer + 1)
+        before = _like(self.placement, self.placement.slot_experts[layer])
+        after = _like(before, _moved(before, [replace(move, layer=0) for move in moves]))
+        return _on_devices(after, self._loads[layer], self.config)[0]
 
 
 def plan_anew(
@@ -154,7 +227,7 @@ class PlanAnew:
             config.num_groups,
             config.num_nodes,
         )
-        before = ExpertPlacement(before.slot_experts[layers], before.num_devices, before.num_experts)
+        before = _like(before, before.slot_experts[layers])
         widening = None if self._widening is None else self._widening[layers]
         target = balance(loads, shape, uncertainty=widening)
         moves = plan_moves(before, target, config.nodes_apart)
@@ -174,33 +247,20 @@ class PlanAnew:
         return _priced(kept, was, np.where(is_worth[:, None], becomes, was), self.config)
 
 
-def _cut(placement: ExpertPlacement, found: Improvement, config: PlanConfig) -> tuple[Move, ...]:
-    """Whole layers by falling saving a move, up to max_moves; the first one may be cut short."""
-    by_layer: dict[int, list[Move]] = {}
-    for move in plan_moves(placement, found.placement, config.nodes_apart):
-        by_layer.setdefault(move.layer, []).append(move)
-    kept: list[Move] = []
-    for layer in sorted(by_layer, key=lambda layer: -found.saved[layer] / len(by_layer[layer])):
-        if not kept or len(kept) + len(by_layer[layer]) <= config.max_moves:
-            kept += by_layer[layer]
-    return tuple(kept[: config.max_moves])
+def _like(placement: ExpertPlacement, slot_experts: np.ndarray) -> ExpertPlacement:
+    """On the same devices, with these layers."""
+    return ExpertPlacement(slot_experts, placement.num_devices, placement.num_experts)
 
 
-def _plan(
-    before: ExpertPlacement,
-    target: ExpertPlacement,
-    moves: tuple[Move, ...],
-    loads: np.ndarray,
-    config: PlanConfig,
-) -> RebalancePlan:
+def _moved(before: ExpertPlacement, moves: Iterable[Move]) -> np.ndarray:
+    """[L, S]: slot_experts after the moves."""
     slot_experts = before.slot_experts.copy()
     for move in moves:
         old = slot_experts[move.layer, move.to_slot]
         slot_experts[move.layer, move.to_slot] = move.expert
         if move.is_exchange:
             slot_experts[move.layer, move.from_slot] = old
-    after = ExpertPlacement(slot_experts, target.num_devices, target.num_experts)
-    return _priced(moves, _on_devices(before, loads, config), _on_devices(after, loads, config), config)
+    return slot_experts
 
 
 def _priced(

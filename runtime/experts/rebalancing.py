@@ -1,5 +1,7 @@
 """When experts move, and why: a pure function from (state, observation, config, time) to the next moves and a reason.
 
+Only a new plan takes more than a moment. `Decision` is the same function made some layers at a time, for who cannot wait.
+
 Rebalancing starts when the busiest device's load is above `expert_load_threshold` and goes on until it is below the
 threshold times `release`. One plan is carried out at a time, a few moves a step; a plan is short, so the next one is made
 from fresh loads. Every plan has a deadline, and a heartbeat: if the engine has applied nothing for too long, or the plan is
@@ -13,9 +15,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from runtime.experts.balancer import checked_loads
+from runtime.experts.load_predictor import distance
 from runtime.experts.placement import ExpertPlacement, Move
-from runtime.experts.rebalance_plan import PlanConfig, RebalancePlan, plan_improvement
+from runtime.experts.rebalance_plan import PlanConfig, PlanImprovement, RebalancePlan
 
 
 class Reason(StrEnum):
@@ -31,6 +33,7 @@ class Reason(StrEnum):
     STARTED = "started"
     MOVING = "moving"
     WAITING = "waiting"
+    PLANNING = "planning"
     FINISHED = "finished"
     OVERDUE = "overdue"
     CHANGED_UNDER_PLAN = "changed_under_plan"
@@ -41,7 +44,8 @@ class RebalanceConfig:
     """expert_load_threshold: in (0, 1]. release: part of it below which an active rebalancing ends.
     moves_per_step: most moves given out at a time, the engine's limit. dwell_s: least time between two plans.
     stale_after_s: age of an observation that is too old. heartbeat_s: longest time without a move applied.
-    deadline_s: longest time for a whole plan.
+    deadline_s: longest time for a whole plan, and for making one. jump: distance between forecasts, in [0, 1], above which
+    a plan that is being made is for other traffic.
     """
 
     expert_load_threshold: float = 0.75
@@ -51,6 +55,7 @@ class RebalanceConfig:
     stale_after_s: float = 2.0
     heartbeat_s: float = 5.0
     deadline_s: float = 30.0
+    jump: float = 0.25
     plan: PlanConfig = field(default_factory=PlanConfig)
 
     def __post_init__(self) -> None:
@@ -62,6 +67,7 @@ class RebalanceConfig:
             ("stale_after_s", 1e-3, 86400.0),
             ("heartbeat_s", 1e-3, 86400.0),
             ("deadline_s", 1e-3, 86400.0),
+            ("jump", 0.0, 1.0),
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and low <= value <= high):
@@ -118,12 +124,91 @@ def decide_rebalancing(
     state: RebalanceState, obs: RebalanceObservation, config: RebalanceConfig, now_s: float
 ) -> tuple[RebalanceState, RebalanceChoice]:
     """The next state and what to do now. ValueError for loads of the wrong shape or that are no numbers."""
-    if obs.loads is not None:
-        checked_loads(obs.loads, obs.placement.num_experts, obs.placement.num_layers)
-    before = state
-    state, moves, reason = _decide(state, obs, config, now_s)
+    decision = Decision(state, obs, config, now_s)
+    while decision.num_left:
+        decision.advance(obs.placement.num_layers)
+    return decision.finish(obs, now_s)
+
+
+class Decision:
+    """`decide_rebalancing`, made some layers at a time.
+
+    num_left: layers that a new plan still has to look at; 0 where none is made, so that `finish` may be called at once.
+    """
+
+    def __init__(
+        self, state: RebalanceState, obs: RebalanceObservation, config: RebalanceConfig, now_s: float
+    ) -> None:
+        """Raises ValueError for loads of the wrong shape or that are no numbers, where a plan is to be made."""
+        self._before, self._obs, self._config, self._begun_s = state, obs, config, now_s
+        self._state, self._moves, self._reason = _decide(state, obs, config, now_s)
+        self._making: PlanImprovement | None = None
+        if self._reason is Reason.PLANNING:
+            assert obs.loads is not None
+            self._making = PlanImprovement(obs.placement, obs.loads, config.plan, obs.pinned_layers)
+
+    @property
+    def num_left(self) -> int:
+        return self._making.num_left if self._making is not None else 0
+
+    def advance(self, num_layers: int) -> None:
+        """Half of the work for the next so many layers."""
+        if self._making is not None:
+            self._making.advance(num_layers)
+
+    def trouble(self, now: RebalanceObservation, now_s: float) -> Reason | None:
+        """Why the plan that is being made is of no use any more. Whoever is told ends it by `finish`."""
+        if self._making is None:
+            return None
+        if now.is_paused:
+            return Reason.PAUSED
+        if now_s - self._begun_s > self._config.deadline_s:
+            return Reason.OVERDUE
+        is_same = now.placement is self._obs.placement and now.pinned_layers == self._obs.pinned_layers
+        return None if is_same and not self._has_jumped(now.loads) else Reason.CHANGED_UNDER_PLAN
+
+    def finish(self, now: RebalanceObservation, now_s: float) -> tuple[RebalanceState, RebalanceChoice]:
+        """The next state and what to do; a plan that is in trouble by now is dropped. ValueError where layers are left
+        without trouble."""
+        state, moves, reason = self._state, self._moves, self._reason
+        if (trouble := self.trouble(now, now_s)) is not None:
+            state, reason = self._without_plan(trouble, now_s), trouble
+        elif self._making is not None:
+            state, moves, reason = _begin(state, self._making.finish(), self._config, now_s)
+        inputs = _inputs(state, self._obs, self._config, now_s)
+        is_new_plan = state.plan is not self._before.plan
+        return state, RebalanceChoice(moves, reason, state.alarm, is_new_plan, inputs)
+
+    def _has_jumped(self, loads: np.ndarray | None) -> bool:
+        """Whether the forecast of now is of other traffic than the plan's."""
+        if loads is self._obs.loads:
+            return False
+        return loads is None or distance(_by_layer(loads), _by_layer(self._obs.loads)) > self._config.jump
+
+    def _without_plan(self, trouble: Reason, now_s: float) -> RebalanceState:
+        state = replace(self._state, ended_s=now_s)
+        if trouble is Reason.PAUSED:
+            return replace(state, is_active=False)
+        if trouble is not Reason.OVERDUE:
+            return state
+        alarm = (
+            f"rebalance plan overdue: not made {now_s - self._begun_s:.1f} s after it was begun "
+            f"(deadline {self._config.deadline_s} s)"
+        )
+        return replace(state, alarm=alarm)
+
+
+def _by_layer(loads: np.ndarray | None) -> np.ndarray:
+    """Shares of each layer's load; a layer without load has none."""
+    assert loads is not None  # no plan is begun without
+    return loads / np.maximum(loads.sum(axis=1, keepdims=True), 1e-300)
+
+
+def _inputs(
+    state: RebalanceState, obs: RebalanceObservation, config: RebalanceConfig, now_s: float
+) -> dict[str, float | int | str | None]:
     plan = state.plan
-    inputs = {
+    return {
         "expert_load": obs.expert_load,
         "threshold": config.expert_load_threshold,
         "release": config.release * config.expert_load_threshold,
@@ -136,12 +221,12 @@ def decide_rebalancing(
         "saving_s": plan.saving_s if plan else None,
         "cost_s": plan.cost_s if plan else None,
     }
-    return state, RebalanceChoice(moves, reason, state.alarm, plan is not before.plan, inputs)
 
 
 def _decide(
     state: RebalanceState, obs: RebalanceObservation, config: RebalanceConfig, now_s: float
 ) -> tuple[RebalanceState, tuple[Move, ...], Reason]:
+    """PLANNING where a new plan is wanted, else what is done without one."""
     if obs.placement.num_devices == 1:
         return RebalanceState(), (), Reason.ONE_DEVICE
     if obs.is_paused:
@@ -159,7 +244,13 @@ def _decide(
     state = replace(state, is_active=True)
     if now_s - state.ended_s < config.dwell_s:
         return state, (), Reason.DWELL
-    plan = plan_improvement(obs.placement, obs.loads, config.plan, obs.pinned_layers)
+    return state, (), Reason.PLANNING
+
+
+def _begin(
+    state: RebalanceState, plan: RebalancePlan, config: RebalanceConfig, now_s: float
+) -> tuple[RebalanceState, tuple[Move, ...], Reason]:
+    """The plan's first moves, if they are worth it."""
     if not plan.moves or plan.saving_s <= plan.cost_s:
         return replace(state, ended_s=now_s), (), Reason.NOT_WORTH
     given = plan.moves[: config.moves_per_step]

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from runtime.experts.balancer import SlotShape, balance
 from runtime.experts.move_order import transfers
 from runtime.experts.placement import ExpertPlacement, apply
-from runtime.experts.rebalance_plan import PlanAnew, PlanConfig, plan_anew, plan_improvement
+from runtime.experts.rebalance_plan import (
+    PlanAnew,
+    PlanConfig,
+    PlanImprovement,
+    plan_anew,
+    plan_improvement,
+)
 from runtime.experts.shares import device_loads, imbalance, slot_shares
 from tests.runtime.experts.expert_cases import zipf
 
@@ -93,6 +99,33 @@ def test_a_plan_made_in_slices_is_the_same_plan(width, weight):
     assert {move.layer for move in found.moves} < {0, 1, 2, 4} | {None}
     np.testing.assert_allclose(found.imbalance_after, whole.imbalance_after)
     assert (found.cost_s, found.saved_rows) == pytest.approx((whole.cost_s, whole.saved_rows))
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 6),
+    st.sampled_from([0.0, 0.5]),
+    st.sampled_from([1, 5, 64]),
+    st.sampled_from([1, 4]),
+)
+@settings(deadline=None, max_examples=40)
+def test_an_improvement_made_in_slices_is_the_same_plan(seed, width, weight, max_moves, max_rounds):
+    start = ExpertPlacement.uniform(5, 32, 4, 9)
+    loads = zipf(5, 32, seed=seed) * np.random.default_rng(seed).random((5, 1))
+    config = PlanConfig(balance_weight=weight, max_moves=max_moves, max_rounds=max_rounds)
+    making = PlanImprovement(start, loads, config, frozenset({3}))
+    while making.num_left:
+        making.advance(width)
+    making.advance(width)  # nothing left: nothing happens
+    found, whole = making.finish(), plan_improvement(start, loads, config, frozenset({3}))
+    assert found.moves == whole.moves
+    np.testing.assert_array_equal(found.imbalance_before, whole.imbalance_before)
+    np.testing.assert_array_equal(found.imbalance_after, whole.imbalance_after)
+    assert (found.cost_s, found.saved_rows, found.saving_s) == (
+        whole.cost_s,
+        whole.saved_rows,
+        whole.saving_s,
+    )
 
 
 def test_experts_stay_on_their_node():

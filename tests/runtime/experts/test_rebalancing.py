@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from runtime.experts.placement import ExpertPlacement, apply
 from runtime.experts.rebalance_plan import PlanConfig
 from runtime.experts.rebalancing import (
+    Decision,
     Reason,
     RebalanceConfig,
     RebalanceObservation,
@@ -156,11 +157,82 @@ def test_plans_are_a_dwell_apart():
     assert decide(replace(ended, ended_s=NOW_S - 10), config)[1].reason is Reason.STARTED
 
 
-def test_loads_of_the_wrong_shape_are_refused():
-    with pytest.raises(ValueError, match=r"loads must be \[3, 32\], not \[2, 32\]"):
-        decide(loads=np.ones((2, 32)))
-    with pytest.raises(ValueError, match="finite"):
-        decide(loads=np.full((3, 32), np.nan))
+@pytest.mark.parametrize("loads", [np.ones((2, 32)), np.full((3, 32), np.nan)])
+def test_loads_of_the_wrong_shape_are_refused(loads):
+    with pytest.raises(ValueError, match=r"loads must be (\[3, 32\], not \[2, 32\]|finite)"):
+        decide(loads=loads)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 7),
+    st.sampled_from([0.0, 0.3, 0.5]),
+    st.sampled_from([1, 3, 64]),
+    st.sampled_from([frozenset(), frozenset({1})]),
+    st.sampled_from([0.1, 0.9]),
+)
+@settings(deadline=None, max_examples=40)
+def test_a_decision_made_in_slices_is_the_same_decision(seed, width, weight, max_moves, pinned, load):
+    loads = zipf(3, 32, seed=seed) * np.random.default_rng(seed).random((3, 1))
+    config = replace(CONFIG, plan=PlanConfig(balance_weight=weight, max_moves=max_moves))
+    obs = observe(loads=loads, pinned_layers=pinned, expert_load=load)
+    decision = Decision(RebalanceState(), obs, config, NOW_S)
+    while decision.num_left:
+        decision.advance(width)
+    (state, choice), (whole, all_at_once) = (
+        decision.finish(obs, NOW_S),
+        decide_rebalancing(RebalanceState(), obs, config, NOW_S),
+    )
+    assert (choice.moves, choice.reason) == (all_at_once.moves, all_at_once.reason)
+    assert (choice.is_new_plan, choice.inputs) == (all_at_once.is_new_plan, all_at_once.inputs)
+    assert (state.plan is None) == (whole.plan is None)
+    if state.plan is not None:
+        assert state.plan.moves == whole.plan.moves
+        np.testing.assert_array_equal(state.plan.imbalance_after, whole.plan.imbalance_after)
+    assert (state.started_s, state.ended_s) == (whole.started_s, whole.ended_s)
+
+
+def half_made():
+    decision = Decision(RebalanceState(), observe(), CONFIG, NOW_S)
+    decision.advance(1)
+    assert decision.num_left
+    return decision
+
+
+@pytest.mark.parametrize(
+    ("fields", "late_s", "reason"),
+    [
+        ({"placement": ExpertPlacement.uniform(3, 32, 4, 9)}, 1, Reason.CHANGED_UNDER_PLAN),
+        ({"pinned_layers": frozenset({2})}, 1, Reason.CHANGED_UNDER_PLAN),
+        ({"loads": LOADS[:, ::-1]}, 1, Reason.CHANGED_UNDER_PLAN),
+        ({"loads": None}, 1, Reason.CHANGED_UNDER_PLAN),
+        ({"is_paused": True}, 1, Reason.PAUSED),
+        ({}, 30.1, Reason.OVERDUE),
+    ],
+)
+def test_a_plan_that_is_of_no_use_any_more_is_dropped_while_it_is_made(fields, late_s, reason):
+    decision, now = half_made(), observe(**fields)
+    assert decision.trouble(now, NOW_S + late_s) is reason
+    state, choice = decision.finish(now, NOW_S + late_s)
+    assert (choice.reason, choice.moves, state.plan, choice.is_new_plan) == (reason, (), None, False)
+    assert state.ended_s == NOW_S + late_s  # the next one is a dwell away
+    assert state.is_active == (reason is not Reason.PAUSED)
+    if reason is Reason.OVERDUE:
+        assert choice.alarm == "rebalance plan overdue: not made 30.1 s after it was begun (deadline 30.0 s)"
+        assert decide(state, loads=np.zeros((3, 32)))[1].alarm == choice.alarm  # stands
+    else:
+        assert choice.alarm is None
+
+
+def test_a_forecast_that_is_much_the_same_does_not_stop_a_plan_and_time_counts_from_its_end():
+    decision, now = half_made(), observe(loads=LOADS * 3 + zipf(3, 32, seed=9) * 0.1)
+    with pytest.raises(ValueError, match="layers are not planned yet"):
+        decision.finish(now, NOW_S)
+    while decision.num_left:
+        decision.advance(2)
+    state, choice = decision.finish(now, NOW_S + 29)
+    assert (choice.reason, state.started_s, choice.inputs["age_s"]) == (Reason.STARTED, NOW_S + 29, 29)
+    assert state.plan.moves == started()[0].plan.moves
 
 
 events = st.fixed_dictionaries(
@@ -212,7 +284,8 @@ def test_any_course_of_events_keeps_every_placement_valid(course, moves_per_step
 @pytest.mark.parametrize(
     ("field", "value"),
     [("expert_load_threshold", 0), ("expert_load_threshold", 1.1), ("release", -0.1), ("moves_per_step", 0),
-     ("dwell_s", -1), ("stale_after_s", 0), ("heartbeat_s", float("inf")), ("deadline_s", float("nan"))],
+     ("dwell_s", -1), ("stale_after_s", 0), ("heartbeat_s", float("inf")), ("deadline_s", float("nan")),
+     ("jump", 1.1)],
 )  # fmt: skip
 def test_numbers_are_bounded(field, value):
     with pytest.raises(ValueError, match=f"{field} must be in"):
