@@ -36,22 +36,24 @@ def test_a_dry_run_runs_every_part(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "all good" in capsys.readouterr().out
 
 
-def run_with(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
-    """One part, with a script in place of Python: $4 is where its lines go."""
+def run_with(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: str = "300"
+) -> tuple[int, dict[str, Any]]:
+    """One part, with a script in place of Python: $4 is where its lines go. seconds: a tenth of it is the part's."""
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setattr(gpu_check.sys, "executable", str(program))
-    monkeypatch.setattr(gpu_check, "SHARES", {"limits": 0.05})
+    monkeypatch.setattr(gpu_check, "SHARES", {"limits": 0.1})
     path = tmp_path / "check.json"
-    status = gpu_check.main(["--parts", "limits", "--json", str(path), "--seconds", "30"])
+    status = gpu_check.main(["--parts", "limits", "--json", str(path), "--seconds", seconds])
     return status, json.loads(path.read_text())
 
 
 @pytest.mark.parametrize(
     ("script", "end"),
     [
-        ("""echo '{"item": "first"}' >>"$4"; sleep 60""", "ended by force after 2 s"),
+        ("""echo '{"item": "first"}' >>"$4"; sleep 300""", "ended by force after 3 s"),
         ("""echo '{"item": "first"}' >>"$4"; echo out of luck >&2; exit 3""", "exit status 3: out of luck\n"),
         ("""printf '{"item": "first"}\n{"item": "sec' >>"$4"; exit 3""", "exit status 3: "),
     ],
@@ -59,7 +61,8 @@ def run_with(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tu
 def test_what_a_lost_part_had_finished_is_kept(
     script: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, result = run_with(script, tmp_path, monkeypatch)
+    seconds = "30" if "force" in end else "300"
+    status, result = run_with(script, tmp_path, monkeypatch, seconds)
     assert status == 1
     assert result["parts"]["limits"] == [{"item": "first"}]
     assert result["ends"]["limits"] == end

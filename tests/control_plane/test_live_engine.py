@@ -122,13 +122,13 @@ async def test_a_compile_that_fails_leaves_the_old_ladder_and_names_the_rung(loo
 
 
 async def on_trial(server: LiveServer, load: Load, patch: dict[str, Any], max_worse_percent: float) -> str:
-    """How a trial of two seconds ends, on what the engine measures."""
+    """How a trial of two seconds ends, on what the engine measures: all its tokens, for a p99 is one stall of the machine."""
     await load.more(30)
     spec = {
-        "guard_period": "2s", "metric": "e2e_p99", "max_worse_percent": max_worse_percent, "min_requests": 5,
+        "guard_period": "2s", "metric": "throughput", "max_worse_percent": max_worse_percent, "min_requests": 2,
     }  # fmt: skip
 
-    end = asyncio.get_running_loop().time() + 10
+    end = asyncio.get_running_loop().time() + 60
     while (answer := await server.patch(patch, canary=spec)).status_code == 422:
         assert "was seen" in answer.text, answer.text  # too little before: the ring has a sample a second
         assert asyncio.get_running_loop().time() < end, answer.text
@@ -140,22 +140,22 @@ async def on_trial(server: LiveServer, load: Load, patch: dict[str, Any], max_wo
 
 
 async def test_a_trial_that_makes_requests_slower_is_taken_back_by_itself(loop):
-    """One row, one step a launch: about ten times slower, far beyond what the machine's noise does to a p99."""
-    async with live_server(loop) as server, Load(server, num_streams=8, num_tokens=100) as load:
+    """One row, one step a launch: about ten times slower, far beyond what the machine's noise does."""
+    async with live_server(loop) as server, Load(server, num_streams=8, num_tokens=40) as load:
         slow = {"batch_processing": {"base_batch_size": 1}, "ladder": {"max_decode_steps": 1}}
         assert await on_trial(server, load, slow, max_worse_percent=50) == "reverted"
         assert server.service.live.revision == 3
         assert loop.config.batch_processing.base_batch_size == 4
         assert loop.config.ladder.max_decode_steps == 8
         assert loop.snapshot().policy.batch_size == 4
-        assert "e2e_p99 was" in server.service.live.newest.reason
+        assert "throughput was" in server.service.live.newest.reason
     assert load.errors == []
 
 
 async def test_a_trial_that_does_no_harm_is_kept(loop):
     async with live_server(loop) as server, Load(server, num_streams=8) as load:
         harmless = {"controller": {"dwell": "3s"}}
-        assert await on_trial(server, load, harmless, max_worse_percent=900) == "applied"
+        assert await on_trial(server, load, harmless, max_worse_percent=90) == "applied"
         assert server.service.live.revision == 2
         assert loop.config.controller.dwell == 3
     assert load.errors == []

@@ -107,6 +107,7 @@ class FakeLoop:
             if not rows or self.has_failed:
                 time.sleep(self.step_s)
                 continue
+            start_s = time.monotonic()
             time.sleep(self.step_s)
             events = []
             with self._lock:
@@ -120,7 +121,7 @@ class FakeLoop:
                             request_id, (5,), "x", finish_reason=FinishReason.LENGTH if is_last else None
                         )
                     )
-            self.busy_s += self.step_s
+            self.busy_s += time.monotonic() - start_s
             self.num_steps += 1
             self.rungs["decode_8"].hits += 1
             self.rungs["decode_8"].real += len(rows)

@@ -15,13 +15,13 @@ def parse(*argv: str) -> argparse.Namespace:
 
 
 def test_decode_rate_leaves_prefill_out_and_every_prompt_is_new() -> None:
-    loop = FakeLoop(step_s=0.004)
+    loop = FakeLoop(step_s=0.02)
     plan = OfflinePlan(concurrency=(1, 4), input_len=12, output_len=9, prefill=((20, 2),), repeats=3)
     result = measure(fake_engine(loop), plan)
     loop.stop()
     assert [(c["concurrency"], c["repeats"]) for c in result["decode"]] == [(1, 3), (4, 3)]
-    # eight further steps of at least 4 ms for one token each
-    assert 0 < result["decode"][0]["tokens_s"] < 1 / 0.004 * 1.5
+    # eight further steps of at least 20 ms for one token each
+    assert 0 < result["decode"][0]["tokens_s"] < 1 / 0.02 * 1.5
     assert result["prefill"][0]["tokens_s"] > 0
     measured = loop.prompts[2:]
     assert len(measured) == 3 * (2 * 1 + 2 * 4 + 2)

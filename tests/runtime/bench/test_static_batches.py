@@ -48,7 +48,7 @@ def test_every_request_is_in_one_batch_in_order_and_none_starts_before_it_came(
 def test_on_an_engine_nobody_joins_a_running_batch() -> None:
     loop = FakeLoop(step_s=0.004)
     engine = fake_engine(loop)
-    plans = [Planned(0.0, (1, 2, 3), 2), *[Planned(0.005, (i, 2), 10) for i in range(4, 8)]]
+    plans = [Planned(0.0, (1, 2, 3), 2), *[Planned(0.05, (i, 2), 10) for i in range(4, 8)]]
     with Progress(disable=True) as progress:
         task = progress.add_task("static", total=len(plans))
         played = play_static(engine, plans, 2, 0.0, "static", progress, task)

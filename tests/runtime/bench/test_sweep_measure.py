@@ -38,7 +38,7 @@ def test_time_to_a_token_counts_from_submission() -> None:
 
 
 def test_a_round_measures_every_case_and_odd_rounds_go_backwards() -> None:
-    loop = FakeLoop(step_s=0.002)
+    loop = FakeLoop(step_s=0.01)
     engine = fake_engine(loop)
     plan = SweepPlan((1, 4), 12, 20, ((4, 8), (1, 32)), (16, 17), 2)
     first, second = (measure_round(engine, plan, index) for index in range(2))
@@ -48,9 +48,9 @@ def test_a_round_measures_every_case_and_odd_rounds_go_backwards() -> None:
     assert set(first.lengths) == {16, 17}
     for found in (first, second):
         one, four = found.decode[1].window, found.decode[4].window
-        assert one.step_s >= 0.002
+        assert one.step_s >= 0.01
         assert four.tokens_s == pytest.approx(4 / four.step_s)
-        assert found.decode[4].request_s >= 20 * 0.002
+        assert found.decode[4].request_s >= 20 * 0.01
     assert len(set(loop.prompts)) == len(loop.prompts)  # nothing a cache could help
 
 

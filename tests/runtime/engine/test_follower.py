@@ -16,7 +16,8 @@ from runtime.engine.follower import main
 from runtime.engine.host_greeting import make_greeting, shaping_sections
 from runtime.engine.leader import Leader
 from runtime.xla_flags import set_xla_flags
-from tests.runtime.engine.two_hosts import MODEL, ROOT, SECTIONS, free_ports
+from tests.ports import free_ports
+from tests.runtime.engine.two_hosts import MODEL, ROOT, SECTIONS
 
 
 @pytest.fixture
@@ -47,10 +48,10 @@ def test_a_follower_ends_when_its_leader_does(config, monkeypatch) -> None:
         stderr=subprocess.PIPE,
     )
     try:
-        gathering.join(60)
+        gathering.join(120)
         assert [h.state for h in leader.status()] == ["up", "up"]
         leader._channels[1]._socket.shutdown(socket.SHUT_RDWR)  # as the end of its process does
-        _, said = follower.communicate(timeout=60)
+        _, said = follower.communicate(timeout=120)
         assert b"moe-ladder follower: host 0 is gone: connection closed" in said
         assert follower.returncode != 0
     finally:

@@ -17,8 +17,8 @@ from runtime.engine.host_frames import MAX_COMMAND_BYTES, to_frame
 from runtime.engine.leader import Leader
 from runtime.errors import ModelLoadError
 from tests.patience import PATIENCE_S, until
+from tests.ports import free_ports
 from tests.runtime.engine.test_leader import GREETING, config
-from tests.runtime.engine.two_hosts import free_ports
 
 HOST_TIMEOUT = "60s"  # no test waits for it
 

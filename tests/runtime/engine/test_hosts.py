@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 NUM_TOKENS = 24
 PROMPTS = [[(7 * i + 3 * j) % 256 for j in range(1 + 5 * i)] for i in range(6)]
 SILENCE_S = 4.0
-PATIENCE_S = 10.0  # of a busy machine, on top of what the configuration promises
+PATIENCE_S = 30.0  # of a busy machine, on top of what the configuration promises
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def cache(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def silence_s() -> float:
-    return 60.0
+    return 120.0
 
 
 @pytest.fixture
@@ -107,10 +107,11 @@ def test_text_through_moves_and_a_new_ladder_until_a_host_dies(hosts, expected, 
     assert ask_all() == expected
     assert 'moe_late_compiles_total{engine="0",model_name="tiny"} 0.0' in hosts.client.get("/metrics").text
 
-    # The other host is killed while requests run.
+    # The other host is killed while requests run: it stands still before, or they might be over.
     with ThreadPoolExecutor(2) as pool:
+        hosts.follower.send_signal(signal.SIGSTOP)
         answers = [pool.submit(hosts.complete, prompt, 200) for prompt in PROMPTS[:2]]
-        time.sleep(0.1)
+        time.sleep(0.5)
         hosts.follower.kill()
         start = time.monotonic()
         for answer in (a.result(2 * PATIENCE_S) for a in answers):

@@ -23,7 +23,7 @@ from runtime.engine.leader import Leader
 from runtime.errors import ModelLoadError
 from runtime.ladder.compiler import CompiledStep, RungState
 from tests.patience import PATIENCE_S, until
-from tests.runtime.engine.two_hosts import free_ports
+from tests.ports import free_ports
 
 GREETING: dict[str, Any] = {"protocol": 1, "model.dtype": "fp32"}
 ORDER = np.array([[1, 0], [-1, -1]], np.int32)  # of a move

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -11,6 +12,7 @@ from runtime.engine.change import Applied, LadderState
 from runtime.engine.loop import EngineLoop
 from runtime.errors import InvalidRequest, QueueFull, Unavailable
 from runtime.ladder.late_compiles import monitor
+from tests.patience import until
 from tests.runtime.engine.test_loop import Inbox, make_loop, request, settled
 
 SECTIONS = {
@@ -23,7 +25,9 @@ SECTIONS = {
         "dynamic_adjust_window": "20ms",
         "dynamic_batch_window": "10ms",
     },
-    "controller": {"dwell": "10ms"},
+    # However slow the machine: no look at the engine is stale, no step is above the promise.
+    "controller": {"dwell": "10ms", "stale_after": "60s"},
+    "slo": {"itl": "10s"},
 }
 
 
@@ -60,7 +64,7 @@ def inbox(loop) -> Inbox:
 
 def configure(loop: EngineLoop, **changes) -> Applied:
     """Apply and wait for the ladder too."""
-    applied = loop.configure(config(**changes)).result(10)
+    applied = loop.configure(config(**changes)).result(60)
     while loop.snapshot().ladder_change.state is LadderState.COMPILING:
         time.sleep(0.01)
     return applied
@@ -80,10 +84,10 @@ def crowd(loop: EngineLoop, inbox: Inbox, name: str, num: int = 8, **params) -> 
 
 def test_a_change_holds_from_the_next_step_and_back_in_a_moment(loop, inbox):
     applied = configure(loop, ladder__max_decode_steps=2)
-    assert applied.took_s < 1
+    assert applied.took_s < 5
     assert loop.config.ladder.max_decode_steps == 2
     back = configure(loop)
-    assert back.took_s < 1
+    assert back.took_s < 5
     assert loop.config == config()
 
 
@@ -154,10 +158,12 @@ def test_restart_fields_are_left_alone(loop):
 
 def test_the_queue_limit_is_live(loop, inbox):
     configure(loop, server__max_queued_requests=1)
-    loop.call(lambda: time.sleep(0.5))  # nothing leaves the line meanwhile
+    goes_on = threading.Event()
+    loop.call(lambda: goes_on.wait(60))  # nothing leaves the line meanwhile
     loop.submit([request("line-0", max_tokens=2)])
     with pytest.raises(QueueFull, match="1 requests of 1"):
         loop.submit([request("line-1", max_tokens=2)])
+    goes_on.set()
     configure(loop)
     loop.submit([request("line-2", max_tokens=2)])
     inbox.wait("line-2")
@@ -208,14 +214,18 @@ def test_micro_batch_size_bounds_the_requests_of_a_prefill(loop, inbox):
 
 def decided(loop: EngineLoop, controller: str) -> Decision:
     """The controller's first decision by a look at the engine after everything decided so far."""
-    last = sum(loop.decision_counts().values())
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        for decision in loop.decisions(last, 10_000):
-            if decision.controller == controller and decision.reason != "config":
-                return decision
-        time.sleep(0.005)
-    raise AssertionError(f"{controller} decides nothing")
+    last = num_decisions(loop)
+    return until(lambda: decisions_after(loop, last, controller))[0]
+
+
+def num_decisions(loop: EngineLoop) -> int:
+    return sum(loop.decision_counts().values())
+
+
+def decisions_after(loop: EngineLoop, number: int, controller: str) -> list[Decision]:
+    """The controller's own, not those that a change of its configuration made."""
+    found = loop.decisions(number, 10_000)
+    return [d for d in found if d.controller == controller and d.reason != "config"]
 
 
 OFF = {"batch_processing__enable_dynamic_batch": False}
@@ -269,19 +279,17 @@ def test_each_policy_field_changes_what_is_decided(loop, inbox, changes, control
 def test_windows_set_the_pace_of_decisions(loop, field):
     controller = "batch_size" if field == "dynamic_adjust_window" else "micro_batch"
 
-    def ticks() -> int:
-        def count() -> int:
-            return sum(n for (c, r), n in loop.decision_counts().items() if c == controller and r != "config")
-
-        before = count()
-        time.sleep(0.5)
-        return count() - before
+    def gaps() -> list[float]:
+        times = [d.time_s for d in decisions_after(loop, start, controller)]
+        return [b - a for a, b in pairwise(times)]
 
     configure(loop, **{f"batch_processing__{field}": "100ms"})
-    slow = ticks()
+    start = num_decisions(loop)
+    until(lambda: len(gaps()) >= 4)
+    assert min(gaps()) >= 0.0999
     configure(loop, **{f"batch_processing__{field}": "1ms"})
-    assert slow <= 6
-    assert ticks() > slow  # an idle loop turns every 50 ms
+    start = num_decisions(loop)
+    until(lambda: gaps() and min(gaps()) < 0.0999)  # an idle loop turns every 50 ms
 
 
 def test_the_decided_size_is_what_the_scheduler_goes_by(loop, inbox):

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from runtime.request import FinishReason, GrammarSpec, Request, SamplingParams, 
 from runtime.schedule.request_checks import ModelLimits
 from runtime.schedule.sequence import Sequence
 from tests.engine_driver import TINY
+from tests.patience import PATIENCE_S, until
 
 CONFIG = parse_config(
     {
@@ -44,13 +46,26 @@ class Inbox:
                 self.events[event.request_id].append(event)
             self._changed.notify_all()
 
-    def wait(self, request_id: str, timeout_s: float = 60.0) -> list[TokenEvent]:
+    def wait(self, request_id: str, timeout_s: float = PATIENCE_S) -> list[TokenEvent]:
         def is_over() -> bool:
             return bool(self.events[request_id]) and self.events[request_id][-1].finish_reason is not None
 
         with self._changed:
             assert self._changed.wait_for(is_over, timeout_s), f"{request_id} has not ended"
             return self.events[request_id]
+
+
+class HoldingInbox(Inbox):
+    """Holds up the engine at its first event, in the middle of a request, until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def publish(self, events: list[TokenEvent]) -> None:
+        super().publish(events)
+        self.has_begun.set()
+        assert self.may_go_on.wait(PATIENCE_S)
 
 
 def make_loop(config=CONFIG, load=None) -> EngineLoop:
@@ -92,14 +107,14 @@ def settled(loop: EngineLoop):
     """A snapshot taken after everything said so far, once nothing runs or waits."""
     turned = threading.Event()
     loop.call(turned.set)
-    assert turned.wait(30)
+    assert turned.wait(PATIENCE_S)
     old = loop.snapshot()
-    for _ in range(500):
-        snapshot = loop.snapshot()
-        if snapshot is not old and snapshot.num_running == snapshot.num_waiting == 0:
-            return snapshot
-        time.sleep(0.02)
-    raise AssertionError(f"still busy: {snapshot.num_running} running, {snapshot.num_waiting} waiting")
+
+    def idle():
+        found = loop.snapshot()
+        return found if found is not old and found.num_running == found.num_waiting == 0 else None
+
+    return until(idle)
 
 
 def test_a_request_from_submit_to_end(loop, inbox):
@@ -215,34 +230,37 @@ def test_drain_refuses_new_and_finishes_old():
 
 
 def test_shutdown_ends_running_requests_with_an_error(monkeypatch):
-    loop, inbox = make_loop(), Inbox()
+    loop, inbox = make_loop(), HoldingInbox()
     loop.set_publisher(inbox.publish)
     loop.start()
     loop.wait_ready(120)
     waited = threading.Event()
     monkeypatch.setattr(loop._loaded.engine, "wait_idle", waited.set)
     loop.submit([request("cut", max_tokens=200)])
-    assert loop.shutdown()
+    assert inbox.has_begun.wait(PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool:
+        shutdown = pool.submit(loop.shutdown)
+        until(lambda: not loop._commands.empty())
+        inbox.may_go_on.set()
+        assert shutdown.result(PATIENCE_S)
     assert waited.is_set()  # no launch is left to meet those of a next engine
     assert inbox.wait("cut")[-1].finish_reason is FinishReason.ERROR
 
 
 def test_orders_that_were_given_up_take_nobodys_events_away():
     """They, and a request behind them, come while the engine is busy and then ends."""
-    loop, inbox = make_loop(), Inbox()
+    loop, inbox = make_loop(), HoldingInbox()
     loop.set_publisher(inbox.publish)
     loop.start()
     loop.wait_ready(120)
     loop.submit([request("running", max_tokens=200)])
-    is_busy, goes_on = threading.Event(), threading.Event()
-    loop.call(lambda: (is_busy.set(), goes_on.wait(60)))
-    assert is_busy.wait(60)
+    assert inbox.has_begun.wait(PATIENCE_S)
     assert loop.configure(CONFIG).cancel()  # is passed over, and serving goes on
     loop._commands.put(Stop())
     cut = [loop.configure(CONFIG), loop.configure(CONFIG)]  # behind the end: nobody carries them out
     assert cut[0].cancel()
     loop.submit([request("behind")])
-    goes_on.set()
+    inbox.may_go_on.set()
     for name in ("running", "behind"):
         assert inbox.wait(name)[-1].finish_reason is FinishReason.ERROR
     assert cut[0].cancelled()

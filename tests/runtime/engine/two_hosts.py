@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import httpx
 import yaml
 
 from tests.engine_driver import TINY
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 MODEL = TINY | {"vocab_size": 264, "num_hidden_layers": 1, "mlp_only_layers": []}
@@ -24,15 +24,6 @@ SECTIONS: dict[str, Any] = {
     "ladder": {"decode_rows": [4], "prefill_tokens": [32], "max_prefill_rows": 4, "max_decode_steps": 4},
     "parallel": {"expert_parallel_size": 2, "redundant_experts": 2},
 }
-
-
-def free_ports(num: int) -> list[int]:
-    """Ports that were free just now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(num)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 class TwoHosts:
@@ -107,5 +98,5 @@ class TwoHosts:
     def close(self) -> None:
         for process in (self.leader, self.follower):
             process.kill()
-            process.wait(10)
+            process.wait(60)
         self.client.close()
