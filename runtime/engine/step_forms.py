@@ -1,7 +1,8 @@
 """StepForms: each rung whole or as two micro-batches, as measured at its warm-up and then in traffic.
 
-Owned by the engine's thread. A decode rung's warm-up computes one token in all rows: neither its attention nor its exchange is that of traffic. So that
-verdict holds only until launches of traffic have judged the rung (`runtime.adaptive.form_judge`).
+Owned by the engine's thread. A decode rung's warm-up computes one token in all rows: neither its attention nor its
+exchange is that of traffic. So that verdict holds only until launches of traffic have judged the rung
+(`runtime.adaptive.form_judge`).
 """
 
 import time
