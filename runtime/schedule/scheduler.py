@@ -3,10 +3,10 @@
 Host bookkeeping only: it never sees an array. `schedule` may be called again before the plan before it is collected;
 what is launched but not yet read is counted, not known. Plans are collected in the order in which they were made.
 
-Why rows and pages are freed at once, even while a launched step still uses them: the device runs steps in launch
-order. Whoever gets a page or row next is launched later, so the old step's writes land before the new owner writes,
-and the new owner reads only positions it has written itself, or full pages of the prefix cache, which no launched
-step writes after the one that filled them. Tokens are attributed through the plan, not through the row.
+Why rows and pages are freed at once, even while a launched step still uses them: the device runs steps in launch order. Who
+gets a page or row next is launched later, so the old step's writes land before the new owner writes, and that reads only
+positions it has written itself, or full pages of the prefix cache, that no launched step writes after the one that filled them.
+Tokens are attributed through the plan, not through the row.
 """
 
 import heapq
@@ -226,8 +226,8 @@ class Scheduler:
     def _decide_prefill(self, limits: StepLimits) -> list[Share]:
         """Fill the budget with chunks: first of sequences half way through, then of the line, in order.
 
-        A sequence of the line that could share a page which another one is about to compute stays in line until
-        that page is launched; its row and pages are set aside, so that nobody who passes it can keep it waiting.
+        A sequence of the line that could share a page which another one is about to compute stays in line until that page is
+        launched; its row and pages are set aside, so that nobody who passes it can keep it waiting.
         """
         budget = limits.max_prefill_tokens // self.page_size  # in pages, as chunks are aligned to pages
         max_shares = min(limits.max_prefill_rows, self.policy.micro_batch_size)
@@ -315,17 +315,15 @@ class Scheduler:
 
     def _decodable(self, limits: StepLimits) -> tuple[Sequence, ...]:
         """Rows of the next decode step, those that decoded longest ago first."""
-        ready = [
-            s for s in self._running.values() if not (s.is_prefilling or s.needs_host) and s.remaining > 0
-        ]
+        alive = self._running.values()
+        ready = [s for s in alive if not (s.is_prefilling or s.needs_host) and s.remaining > 0]
         return tuple(ready[: limits.max_decode_rows])
 
     def _make_room_and_plan_decode(self, wish: Wish) -> StepPlan | None:
         """Decode with the most steps whose pages are free, preempting where not even one step's are.
 
-        Before anyone is preempted everything in flight is collected: some rows may have ended and given pages back,
-        and only then can every row be chosen. Each preemption leaves fewer running, and the oldest always stays
-        and fits, so this ends.
+        Before anyone is preempted everything in flight is collected: some rows may have ended and given pages back, and only
+        then can every row be chosen. Each preemption leaves fewer running, and the oldest always stays and fits: this ends.
         """
         rows = wish.rows
         while rows:
