@@ -205,7 +205,7 @@ def moved(placement: ExpertPlacement, move: Move, row: np.ndarray | None = None)
     for slot, expert in written.items():
         device, width = slot // placement.slots_per_device, placement.slots_per_device
         if np.count_nonzero(row[device * width : (device + 1) * width] == expert) > 1:
-            raise ValueError(f"{move}: device {device} would hold expert {expert} in two slots")
+            raise ValueError(f"{move}: after it device {device} holds expert {expert} in two slots")
     return row
 
 
