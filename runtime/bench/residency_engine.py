@@ -41,8 +41,9 @@ class Served:
     """One engine with its residency, driven in this thread."""
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
-        from runtime.engine.build import context_limit, load_engine  # noqa: PLC0415 - brings JAX, whose flags are set
+        from runtime.engine.build import load_engine  # noqa: PLC0415 - brings JAX, whose flags are set
         from runtime.engine.expert_residency import ExpertResidency  # noqa: PLC0415
+        from runtime.engine.start_checks import context_limit  # noqa: PLC0415
         from runtime.model.architecture import load_architecture  # noqa: PLC0415
 
         arch = load_architecture(folder)

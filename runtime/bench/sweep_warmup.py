@@ -43,7 +43,8 @@ class FirstLaunch:
 
 def first_launches(config: EngineConfig) -> list[FirstLaunch]:
     """Every prefill rung, ascending; the very first one also pays for what all rungs share."""
-    from runtime.engine.build import context_limit, load_engine  # noqa: PLC0415 - brings JAX
+    from runtime.engine.build import load_engine  # noqa: PLC0415 - brings JAX
+    from runtime.engine.start_checks import context_limit  # noqa: PLC0415
     from runtime.model.architecture import load_architecture  # noqa: PLC0415
 
     path = Path(config.model.path) if config.model.path else DEMO_MODEL
