@@ -1,9 +1,10 @@
 """Pictures of every page of the console: starts a server, replays a recorded trace over HTTP, and photographs the pages.
 
 python -m benchmarks.console_shots --trace azure2023_conv.csv.gz [--warm-up 180] [--out docs/console]
+python -m benchmarks.console_shots --trace FILE --resident 8 --pages experts --suffix _asleep
 
 Needs Debian's chromium. Two operators' changes are made while it runs, so that moves, history and audit have something
-to show. `--hold` leaves server, load and console running for somebody to look at.
+to show. `--resident` lets the other experts sleep. `--hold` leaves server, load and console running for somebody to look at.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def main() -> None:
     requests = scale_lengths(read_trace(args.trace, 2000), args.lengths, 2048)
     with (
         tempfile.TemporaryDirectory() as folder,
-        _server(Path(folder)) as server,
+        _server(Path(folder), args.resident) as server,
         Load(server, requests, args.rate),
         _console(server, args.port) as console,
     ):
@@ -62,18 +63,19 @@ def main() -> None:
         time.sleep(5)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            for width in WIDTHS:
+            for width in args.widths:
                 for mode in MODES:
-                    _photograph(browser, console, args.out, width, mode)
+                    _photograph(browser, console, args, width, mode)
             browser.close()
         with suppress(KeyboardInterrupt):
             time.sleep(args.hold)
 
 
-def _photograph(browser: Browser, console: str, out: Path, width: int, mode: Any) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    context = browser.new_context(viewport={"width": width, "height": WIDTHS[width]}, color_scheme=mode)
-    for name in PAGES:
+def _photograph(browser: Browser, console: str, args: argparse.Namespace, width: int, mode: Any) -> None:
+    args.out.mkdir(parents=True, exist_ok=True)
+    height = WIDTHS.get(width, 900)
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=mode)
+    for name in args.pages:
         page = context.new_page()
         page.goto(f"{console}/{'' if name == 'overview' else name}")
         page.wait_for_selector("h1", timeout=30_000)
@@ -82,9 +84,9 @@ def _photograph(browser: Browser, console: str, out: Path, width: int, mode: Any
             page.get_by_text("This request").first.wait_for(timeout=30_000)
         page.wait_for_timeout(2000)
         length = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
-        page.set_viewport_size({"width": width, "height": min(max(length, WIDTHS[width]), 2400)})
+        page.set_viewport_size({"width": width, "height": min(max(length, height), 3000)})
         page.wait_for_timeout(2500)  # tables are drawn anew
-        path = out / f"{name}_{width}_{mode}.png"
+        path = args.out / f"{name}{args.suffix}_{width}_{mode}.png"
         page.screenshot(path=path)
         _shrink(path)
         page.close()
@@ -123,11 +125,12 @@ def _operate_again(server: str) -> None:
 
 
 @contextmanager
-def _server(folder: Path) -> Iterator[str]:
+def _server(folder: Path, num_resident: int) -> Iterator[str]:
     config = {
         "server": {"port": 0, "demo": True, "state_dir": str(folder / "state")},
         "batch_processing": {"max_batch_size": 8, "base_batch_size": 8},
         "kv_cache": {"kv_cache_size": "64MiB"},
+        "experts": {"resident_experts": num_resident, "prefetch_experts": min(1, num_resident)},
         "ladder": {"row_slots": 16, "max_prefill_tokens": 256, "max_prefill_rows": 8},
     }
     path = folder / "config.yaml"
@@ -151,7 +154,7 @@ def _console(server: str, port: int) -> Iterator[str]:
     command = [sys.executable, "-m", "ui", "--server", server, "--port", str(port)]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     try:
-        _until_ok(f"http://127.0.0.1:{port}/_stcore/health", 60)
+        _until_ok(f"http://127.0.0.1:{port}/_stcore/health", 180)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -176,6 +179,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up", type=float, default=180.0, help="seconds of load before the pictures")
     parser.add_argument("--hold", type=float, default=0.0, help="seconds to go on after the pictures")
     parser.add_argument("--port", type=int, default=8080, help="of the console")
+    parser.add_argument("--resident", type=int, default=0, help="experts.resident_experts; 0: all")
+    parser.add_argument("--pages", nargs="+", choices=PAGES, default=PAGES)
+    parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS), help="pixels")
+    parser.add_argument("--suffix", default="", help="of the pictures' names")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "console")
     return parser
 

@@ -130,18 +130,26 @@ def make_device_mesh(parallel: ParallelConfig, arch: Architecture) -> DeviceMesh
 
     Raises ModelLoadError, with field and value, when devices are missing or the model cannot be cut that way.
     """
-    shards, tensor = parallel.expert_parallel_size, parallel.tensor_parallel_size
-    _check_sizes(parallel, arch)
-    if shards * tensor == 1:
+    check_sizes(parallel, arch)
+    devices = mesh_devices(parallel)
+    if len(devices) == 1:
         return None
+    grid = np.array(devices).reshape(parallel.expert_parallel_size, parallel.tensor_parallel_size)
+    return DeviceMesh(Mesh(grid, (EXPERT_AXIS, TENSOR_AXIS)), arch)
+
+
+def mesh_devices(parallel: ParallelConfig) -> list[Any]:
+    """The devices that the configuration asks for, host after host.
+
+    Raises ModelLoadError, with field and value, where they are missing or cannot exchange tokens in the way asked for.
+    """
     devices = _devices_of_hosts(parallel)
-    if parallel.exchange == "ragged" and devices[0].platform == "cpu":
+    if len(devices) > 1 and parallel.exchange == "ragged" and devices[0].platform == "cpu":
         raise ModelLoadError(
             "parallel.exchange is ragged, which CPUs do not have; auto, gather and all_to_all are allowed",
             param="parallel.exchange",
         )
-    grid = np.array(devices).reshape(shards, tensor)
-    return DeviceMesh(Mesh(grid, (EXPERT_AXIS, TENSOR_AXIS)), arch)
+    return devices
 
 
 def _devices_of_hosts(parallel: ParallelConfig) -> list[Any]:
@@ -168,7 +176,8 @@ def slots_per_device(parallel: ParallelConfig, arch: Architecture) -> int:
     return -(-(arch.num_experts + parallel.redundant_experts) // parallel.expert_parallel_size)
 
 
-def _check_sizes(parallel: ParallelConfig, arch: Architecture) -> None:
+def check_sizes(parallel: ParallelConfig, arch: Architecture) -> None:
+    """Raises ModelLoadError, with field and value, where the model cannot be cut that way, whatever the devices."""
     shards, tensor = parallel.expert_parallel_size, parallel.tensor_parallel_size
     if shards > 1 and arch.num_experts == 0:
         raise _unfit("parallel.expert_parallel_size", shards, "the model has no experts; 1 is allowed")

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime.config import parse_config
-from runtime.engine.build import context_limit, load_engine
+from runtime.engine.build import load_engine
 from runtime.engine.engine import CollectedStep, InFlightStep
+from runtime.engine.start_checks import context_limit
 from runtime.model.architecture import from_hf_config, load_architecture
 from runtime.request import Request, SamplingParams
 from runtime.schedule.sequence import Sequence

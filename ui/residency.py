@@ -9,11 +9,7 @@ from ui.residency_plots import layer_hits, resident_heat
 from ui.units import DASH, count, num_bytes, percent
 
 HITS = {"resident_share": "resident"}
-FETCHES = {
-    "late_fetches": "late",
-    "prefetches_used": "ahead, used",
-    "prefetches_unused": "ahead, in vain",
-}
+FETCHES = {"late_fetches": "late", "prefetches_used": "ahead", "prefetches_unused": "in vain"}
 CHANGES = {"residency_changes": ""}
 
 
@@ -43,12 +39,12 @@ def show_residency(page: ExpertsPage, span: Span) -> None:
         (
             "Prefetch hits a step",
             _a_step(found.prefetches_used_step),
-            f"fetched a layer ahead and used; {_a_step(found.prefetches_unused_step)} in vain",
+            f"in the span: fetched a layer ahead and used; {_a_step(found.prefetches_unused_step)} in vain",
         ),
         (
             "Changes",
             count(num_changes),
-            "{} woke, {} evicted for another, {} slept".format(
+            "in the span: {} woke, {} evicted for another, {} slept".format(
                 *(count(found.changes.get(reason)) for reason in ("woke", "evicted", "slept"))
             ),
         ),

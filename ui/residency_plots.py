@@ -7,7 +7,7 @@ from control_plane.expert_schemas import Residency
 from ui.charts import add_nothing
 from ui.palette import HEIGHT, Mode, finished, palette
 
-NUM_WORST = 3  # layers that are pointed out
+MOST_WORST = 3  # layers that are pointed out, where there are many
 
 
 def resident_heat(page: ExpertsPage, mode: Mode) -> go.Figure:
@@ -40,7 +40,8 @@ def layer_hits(found: Residency, mode: Mode) -> go.Figure:
     colours = palette(mode)
     shares = [None if share is None else 100 * share for share in found.layer_hit_shares]
     known = sorted(share for share in shares if share is not None and share < 100)
-    worst = known[min(NUM_WORST, len(known)) - 1] if known else -1.0
+    num_worst = min(MOST_WORST, max(1, len(shares) // 4), len(known))
+    worst = known[num_worst - 1] if known else -1.0
     is_worst = [share is not None and share <= worst for share in shares]
     figure = go.Figure(
         go.Bar(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.bench.expert_skew import drive
+from runtime.bench.driven import drive, load
 from runtime.bench.report import console, machine_stamp, print_table
 from runtime.bench.running import DEMO_MODEL
 from runtime.config import parse_config
@@ -81,9 +81,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def score(windows: Sequence[Sequence[int]], dtype: str, devices: int, dispatch: str) -> Scored:
     """One engine: prefill by all_to_all, decode by gather, so that both ways of the tokens are in the figures."""
-    from runtime.engine.build import load_engine  # noqa: PLC0415
-    from runtime.model.architecture import load_architecture  # noqa: PLC0415
-
     config = parse_config(
         {
             "model": {"dtype": dtype},
@@ -93,7 +90,7 @@ def score(windows: Sequence[Sequence[int]], dtype: str, devices: int, dispatch: 
             "parallel": {"expert_parallel_size": devices, "dispatch_dtype": dispatch},
         }
     )
-    loaded = load_engine(config, DEMO_MODEL, load_architecture(DEMO_MODEL), (), WINDOW + CONTINUATION)
+    loaded = load(config, DEMO_MODEL, WINDOW + CONTINUATION)
     scoring = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1, ignore_eos=True)
     writing = SamplingParams(max_tokens=CONTINUATION, temperature=0.0, ignore_eos=True)
     requests = [Request(f"score-{i}", tuple(window), scoring) for i, window in enumerate(windows)]

@@ -8,22 +8,17 @@ share the machine's cores, rows and text are real and time is not.
 import json
 import sys
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from runtime.adaptive.decision import DecisionLog
+from runtime.bench.driven import drive, load
 from runtime.config import EngineConfig, parse_config
 from runtime.request import Request, SamplingParams
-
-if TYPE_CHECKING:
-    from runtime.engine.engine import CollectedStep
-    from runtime.engine.loaded import Loaded
 
 HOT_EXPERTS, HOT_SHARE = 3, 0.8
 LAYERS, EXPERTS, TOP_K, WIDTH, EXPERT_WIDTH, VOCABULARY = 4, 32, 2, 64, 16, 512
@@ -94,11 +89,9 @@ def run_skew(
 ) -> SkewRun:
     """Serve requests of random tokens to their end, with or without the balancer. One step is one second of its clock."""
     from runtime.engine.balancing import ExpertBalancing  # noqa: PLC0415 - brings JAX, which must see its flags first
-    from runtime.engine.build import load_engine  # noqa: PLC0415
-    from runtime.model.architecture import load_architecture  # noqa: PLC0415
 
     config = skew_config(num_devices, spare_slots, num_requests, 0.5 if is_balanced else 0.0)
-    loaded = load_engine(config, folder, load_architecture(folder), (), 256)
+    loaded = load(config, folder)
     mover = loaded.mover
     assert mover is not None
     rows: list[np.ndarray] = []  # one entry a step, which is a second of the balancer's clock
@@ -121,39 +114,6 @@ def run_skew(
     return SkewRun(
         np.array(rows), expert_tokens, tuple(texts[r.request_id] for r in requests), mover.num_applied
     )
-
-
-def drive(
-    loaded: "Loaded",
-    requests: list[Request],
-    texts: dict[str, tuple[int, ...]] | None = None,
-    between: Callable[[], object] = lambda: None,
-) -> Iterator["CollectedStep"]:
-    """Run an engine without its thread: what was read of each launch. `between` is called before each; output ids go to
-    `texts` at the end."""
-    engine, scheduler = loaded.engine, loaded.scheduler
-    flying = deque[Any]()
-    try:
-        engine.compiler.wait_settled()
-        while not engine.adopt_ready_rungs():
-            pass
-        if engine.compiler.first_error:
-            raise RuntimeError(f"a rung failed to compile: {engine.compiler.first_error}")
-        sequences = [scheduler.add(request) for request in requests]
-        while not scheduler.is_idle:
-            between()
-            plan = scheduler.schedule() if len(flying) < 2 else None
-            if plan is not None:
-                flying.append(engine.launch(plan, {}))
-            if flying and (plan is None or len(flying) == 2):
-                step = flying.popleft()
-                collected = engine.collect(step)
-                scheduler.collect(step.plan, collected.result)
-                yield collected
-        if texts is not None:
-            texts |= {s.request_id: tuple(s.output_ids) for s in sequences}
-    finally:
-        engine.compiler.shutdown()
 
 
 def skew_config(

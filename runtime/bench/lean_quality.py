@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runtime.bench.driven import drive, load
 from runtime.bench.report import machine_stamp, print_table
 from runtime.bench.running import DEMO_MODEL
 from runtime.xla_flags import use_virtual_devices
@@ -44,12 +45,9 @@ class LeanScore:
 
 def compare(tokens: Sequence[int], strengths: Sequence[float], num_devices: int) -> list[LeanScore]:
     """One row a strength, the first of which is 0. Needs so many devices: set XLA_FLAGS before JAX starts."""
-    from runtime.engine.build import load_engine  # noqa: PLC0415 - brings JAX, which must see its flags first
-    from runtime.model.architecture import load_architecture  # noqa: PLC0415
-
     windows = [tuple(tokens[i * WINDOW : (i + 1) * WINDOW]) for i in range(SETTLING + SCORED)]
     config = lean_config(0.0, num_devices)
-    loaded = load_engine(config, DEMO_MODEL, load_architecture(DEMO_MODEL), (), WINDOW + 16)
+    loaded = load(config, DEMO_MODEL, WINDOW + 16)
     found: list[LeanScore] = []
     plain: list[int] = []
     for strength in strengths:
@@ -103,7 +101,6 @@ def score(
     """Scores of the tokens of all windows but the first `num_settling`, in order, and rows [launches, L, D] of the launches
     after those that computed as many tokens as the first windows have."""
     from runtime.adaptive.decision import DecisionLog  # noqa: PLC0415 - JAX, as above
-    from runtime.bench.expert_skew import drive  # noqa: PLC0415
     from runtime.engine.balancing import ExpertBalancing  # noqa: PLC0415
     from runtime.request import Request, SamplingParams  # noqa: PLC0415
 

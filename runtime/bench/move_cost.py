@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.bench.expert_skew import drive
+from runtime.bench.driven import drive, load
 from runtime.bench.report import machine_stamp, percentile, print_table, spread_percent
 from runtime.bench.running import DEMO_MODEL
 from runtime.config import parse_config
@@ -215,9 +215,6 @@ def _random_placement(rng: np.random.Generator, like: ExpertPlacement) -> Expert
 
 
 def _load(num_devices: int, moves_per_step: int) -> tuple["Loaded", int]:
-    from runtime.engine.build import load_engine  # noqa: PLC0415 - brings JAX, which must see its flags first
-    from runtime.model.architecture import load_architecture  # noqa: PLC0415
-
     config = parse_config(
         {
             "model": {"dtype": "fp32"},
@@ -236,10 +233,9 @@ def _load(num_devices: int, moves_per_step: int) -> tuple["Loaded", int]:
             },
         }
     )
-    arch = load_architecture(DEMO_MODEL)
-    loaded = load_engine(config, DEMO_MODEL, arch, (), arch.max_position_embeddings)
+    loaded = load(config, DEMO_MODEL)
     loaded.engine.set_max_decode_steps(1)
-    return loaded, arch.top_k
+    return loaded, loaded.engine.arch.top_k
 
 
 def _requests(repeats: int, steps_of_repeat: int) -> list[Request]:

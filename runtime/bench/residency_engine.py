@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from runtime.adaptive.decision import DecisionLog
+from runtime.bench.driven import load
 from runtime.bench.paired import abba_order, bootstrap_median, paired_ratios
 from runtime.bench.report import console
 from runtime.bench.workload import random_prompts
@@ -41,12 +42,9 @@ class Served:
     """One engine with its residency, driven in this thread."""
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
-        from runtime.engine.build import context_limit, load_engine  # noqa: PLC0415 - brings JAX, whose flags are set
-        from runtime.engine.expert_residency import ExpertResidency  # noqa: PLC0415
-        from runtime.model.architecture import load_architecture  # noqa: PLC0415
+        from runtime.engine.expert_residency import ExpertResidency  # noqa: PLC0415 - brings JAX
 
-        arch = load_architecture(folder)
-        loaded = load_engine(config, folder, arch, (), context_limit(config, arch))
+        loaded = load(config, folder)
         self.engine, self.scheduler, self.expert_bytes = loaded.engine, loaded.scheduler, 0
         self.engine.set_max_decode_steps(config.ladder.max_decode_steps)
         self.residency = None

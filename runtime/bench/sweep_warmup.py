@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.bench.driven import load
 from runtime.bench.running import DEMO_MODEL, READY_TIMEOUT_S, RunningEngine
 from runtime.bench.sweep_measure import burst
 from runtime.config import EngineConfig
@@ -43,12 +44,8 @@ class FirstLaunch:
 
 def first_launches(config: EngineConfig) -> list[FirstLaunch]:
     """Every prefill rung, ascending; the very first one also pays for what all rungs share."""
-    from runtime.engine.build import context_limit, load_engine  # noqa: PLC0415 - brings JAX
-    from runtime.model.architecture import load_architecture  # noqa: PLC0415
-
     path = Path(config.model.path) if config.model.path else DEMO_MODEL
-    arch = load_architecture(path)
-    engine = load_engine(config, path, arch, (), context_limit(config, arch)).engine
+    engine = load(config, path).engine
     try:
         give_up_s = time.monotonic() + READY_TIMEOUT_S
         while not engine.compiler.is_settled:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels.backend import choose_backend
@@ -39,6 +38,7 @@ from runtime.engine.leader import NO_HOSTS, Leader
 from runtime.engine.loaded import Loaded
 from runtime.engine.loop import EngineLoop
 from runtime.engine.residency_shape import ResidencyShape
+from runtime.engine.start_checks import check_model, context_limit, pages_in, shard_shape, weight_dtype
 from runtime.engine.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 from runtime.errors import ModelLoadError
 from runtime.experts.placement import ExpertPlacement
@@ -89,14 +89,9 @@ class BuiltEngine:
 def build_engine(config: EngineConfig) -> BuiltEngine:
     """Raises ModelLoadError when the folder is not a model that can be served."""
     settle_flags(config.parallel.micro_batch_overlap)
-    if config.parallel.host_id != 0:
-        raise ModelLoadError(
-            f"parallel.host_id is {config.parallel.host_id}; host 0 serves, the others are started as "
-            "python -m runtime.engine.follower",
-            param="parallel.host_id",
-        )
     path = model_folder(config)
     arch = load_architecture(path)
+    check_model(config, arch)
     tokenizer = _tokenizer(config, path, arch)
     max_context = context_limit(config, arch)
     grammars = GrammarCompiler(tokenizer, arch.vocab_size)
@@ -134,16 +129,6 @@ def _tokenizer(config: EngineConfig, path: Path, arch: Architecture) -> Tokenize
     if config.model.load_format == "dummy" and not (path / "tokenizer.json").is_file():
         return ByteTokenizer(arch.vocab_size)
     return HFTokenizer(path)
-
-
-def context_limit(config: EngineConfig, arch: Architecture) -> int:
-    """Longest prompt + output. Raises ModelLoadError when more is asked for than the model was made for."""
-    own, wanted = arch.max_position_embeddings, config.model.max_context
-    if wanted > own:
-        raise ModelLoadError(
-            f"model.max_context is {wanted}, the model's own limit is {own}", param="max_context"
-        )
-    return wanted or own
 
 
 def load_engine(
@@ -204,11 +189,10 @@ def load_devices(
         if hosts is not None:
             check_same_backend(backend.name, hosts)
         enable_persistent_cache(config.ladder.cache_dir)
-        dtype = jnp.bfloat16 if config.model.dtype == "bf16" else jnp.float32
+        dtype = weight_dtype(config.model)
         mesh = make_device_mesh(config.parallel, arch)
-        num_shards = mesh.num_shards if mesh is not None else 1
         ladder = BucketLadder.from_config(config, max_context)
-        shape = _shard_shape(config, ladder, max_context, num_shards)
+        shape = shard_shape(config, ladder, max_context)
         placement = start_placement(config.parallel, arch)
         resident = resident_slots(config.experts, arch)
         specs = weight_specs(arch, dtype, placement, resident)
@@ -251,19 +235,6 @@ def check_same_backend(name: str, hosts: OtherHosts) -> None:
         )
 
 
-def _shard_shape(config: EngineConfig, ladder: BucketLadder, max_context: int, num_shards: int) -> StepShape:
-    """The shape of one shard: an equal part, rounded up, of what the configuration asks of all."""
-    page_size = config.kv_cache.page_size
-    num_slots = config.ladder.row_slots or config.batch_processing.max_batch_size
-    max_tokens = max(ladder.prefill[-1].tokens, config.ladder.max_prefill_tokens)
-    return StepShape(
-        num_slots=-(-num_slots // num_shards),
-        page_size=page_size,
-        pages_per_row=-(-max_context // page_size),
-        max_prefill_tokens=-(-max_tokens // num_shards),
-    )
-
-
 def _make_scheduler(
     config: EngineConfig, engine: Engine, num_pages: int, max_context: int, eos_ids: tuple[int, ...]
 ) -> AnyScheduler:
@@ -289,10 +260,7 @@ def count_pages(
     specs: Params,
     mesh: DeviceMesh | None = None,
 ) -> int:
-    """Pages that the budget of one device holds; never more than twice what its rows need at full context.
-
-    specs: all weights. Raises ModelLoadError when the budget does not hold one request of full length.
-    """
+    """Pages that the budget of one device holds. specs: all weights. Raises ModelLoadError as `pages_in` does."""
     memory, page_bytes = device_memory_bytes(), bytes_per_page(arch, shape.page_size, dtype)
     if mesh is None:
         weights = weight_nbytes(specs)
@@ -301,15 +269,7 @@ def count_pages(
         if jax.default_backend() == "cpu":  # virtual devices share the machine's memory
             memory //= mesh.num_local
     budget = kv.kv_cache_size.of(max(0, memory - weights))
-    useful = 2 * shape.num_slots * shape.pages_per_row
-    num_pages = min(budget // page_bytes, useful) + 1  # and the dummy page
-    if num_pages <= shape.pages_per_row:
-        raise ModelLoadError(
-            f"kv_cache.kv_cache_size gives {budget} bytes, {num_pages - 1} pages; one request of full context needs "
-            f"{shape.pages_per_row} pages of {page_bytes} bytes",
-            param="kv_cache_size",
-        )
-    return num_pages
+    return pages_in(budget, page_bytes, shape)
 
 
 def weight_nbytes(specs: Params) -> int:

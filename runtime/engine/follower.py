@@ -109,9 +109,10 @@ def dial(config: EngineConfig, greeting: dict[str, Any]) -> tuple[HostChannel, E
 
 def follow(config: EngineConfig, folder: Path) -> NoReturn:
     """Load and carry out commands, until host 0 ends."""
-    from runtime.engine.build import context_limit, load_devices  # noqa: PLC0415 - loads JAX, which takes seconds
+    from runtime.engine.build import load_devices  # noqa: PLC0415 - loads JAX, which takes seconds
     from runtime.engine.distributed import start_distributed  # noqa: PLC0415
     from runtime.engine.launch_watch import LaunchWatch  # noqa: PLC0415
+    from runtime.engine.start_checks import context_limit  # noqa: PLC0415
     from runtime.ladder.compiler import sampler_name  # noqa: PLC0415
     from runtime.ladder.late_compiles import monitor  # noqa: PLC0415
     from runtime.model.architecture import load_architecture  # noqa: PLC0415

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from runtime.adaptive.decision import Decision, DecisionLog
 from runtime.config import EngineConfig
@@ -26,6 +27,7 @@ from runtime.engine.loaded import Loaded
 from runtime.engine.reconfigure import plan_change, with_restart_fields_of
 from runtime.engine.request_streams import RequestStreams
 from runtime.engine.snapshot import take_snapshot
+from runtime.engine.start_checks import check_next_start
 from runtime.engine.stats import EngineSnapshot, EngineStats
 from runtime.engine.steering import Steering, estimate_cost
 from runtime.engine.step_counts import count_step
@@ -150,6 +152,7 @@ class EngineLoop:
             loaded.engine.ladder,
             steering.envelope,
             lambda bucket: estimate_cost(loaded.engine, bucket),
+            partial(check_next_start, arch=loaded.engine.arch),
         )
 
     def configure(self, config: EngineConfig) -> Future[Applied]:

@@ -3,7 +3,7 @@
 Nothing here changes anything: a plan may be shown, thrown away, or handed to `EngineLoop.configure`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +46,15 @@ def plan_change(
     ladder: BucketLadder,
     envelope: Envelope,
     cost_of: Callable[[Bucket], RungCost],
+    check_start: Callable[[EngineConfig], Sequence[str]] = lambda new: (),
 ) -> ConfigChange:
     """What `new` would change. `ladder` is the one that serves now.
 
-    Raises InvalidRequest, `param` the field, where `new` does not fit into the envelope.
+    check_start: warnings about a start with `new`; raises InvalidRequest where there can be none.
+    Raises InvalidRequest, `param` the field, where `new` does not fit into the envelope either.
     """
     fields = diff_fields(old, new)
+    at_the_start = check_start(new)
     effective = with_restart_fields_of(old, new)
     wanted = fitting_ladder(effective, envelope)
     add, drop = ladder.diff(wanted)
@@ -63,7 +66,7 @@ def plan_change(
         rungs_to_drop=tuple(b.name for b in drop),
         compile_s=round(sum(c.compile_s for c in costs) / workers, 3),
         temp_bytes=max((c.temp_bytes for c in costs), default=0),
-        warnings=tuple(_warnings(fields, new, wanted)),
+        warnings=(*_warnings(fields, new, wanted), *at_the_start),
     )
 
 

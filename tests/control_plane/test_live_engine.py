@@ -321,3 +321,40 @@ async def test_the_console_shows_what_the_engine_does_and_a_requests_own_way(loo
     assert pages["kv"].levels[0].capacity_bytes > 2**19
     assert pages["economics"].ledger.total.output_tokens > 0
     assert overview.data_age_s < 10
+
+
+@pytest.mark.parametrize(
+    ("patch", "field", "told"),
+    [
+        ({"experts": {"resident_experts": 9}}, "experts.resident_experts", "is 9; 0 to 8"),
+        ({"parallel": {"redundant_experts": 3}}, "parallel.redundant_experts", "is 3; 0 on one device"),
+        ({"parallel": {"expert_parallel_size": 9}}, "parallel.expert_parallel_size", "is 9; at most 8"),
+        ({"parallel": {"tensor_parallel_size": 3}}, "parallel.tensor_parallel_size", "is 3; it must divide"),
+        ({"model": {"max_context": 300}}, "model.max_context", "is 300, the model's own limit is 256"),
+        ({"kv_cache": {"kv_cache_size": "100B"}}, "kv_cache.kv_cache_size", "gives 100 bytes"),
+    ],
+)
+async def test_what_no_start_could_serve_is_refused_before_it_is_stored(loop, patch, field, told):
+    async with live_server(loop) as server:
+        before = await server.get(CONFIG_PATH)
+        dry_run = await server.client.post(f"{CONFIG_PATH}/plan", json={"patch": patch})
+        made = await server.patch({**patch, "slo": {"ttft": "9s"}})
+        for answer in (dry_run, made):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (422, field), error
+            assert told in error["message"]
+        assert await server.get(CONFIG_PATH) == before, "not even the field that could be changed"
+        assert len((await server.get(f"{CONFIG_PATH}/history"))["data"]) == 1
+
+
+async def test_what_this_machine_could_not_start_with_is_stored_and_warned_of(loop):
+    async with live_server(loop) as server:
+        patch = {"parallel": {"expert_parallel_size": 8, "tensor_parallel_size": 2}}
+        plan = (await server.client.post(f"{CONFIG_PATH}/plan", json={"patch": patch})).json()
+        (warning,) = [text for text in plan["warnings"] if "this machine" in text]
+        assert "needs 16 devices, 8 are present" in warning
+        assert (await server.patch(patch)).status_code == 200
+        assert "parallel.expert_parallel_size" in (await server.get(CONFIG_PATH))["pending_restart"]
+        back = await server.patch({"parallel": {"expert_parallel_size": None, "tensor_parallel_size": None}})
+        assert back.status_code == 200
+        assert (await server.get(CONFIG_PATH))["pending_restart"] == []

@@ -55,12 +55,12 @@ def page_of(residency: Residency, **facts: Any) -> ExpertsPage:
 
 
 def test_the_worst_layers_are_pointed_out_and_perfect_ones_are_not() -> None:
-    shares = [1.0, 0.4, None, 0.9, 0.6, 0.95, 1.0]
-    found = Residency(available=True, layers=[1, 2, 3, 4, 5, 6, 7], layer_hit_shares=shares)
+    shares = [1.0, 0.4, None, 0.9, 0.6, 0.95, 1.0, 0.97]
+    found = Residency(available=True, layers=[*range(1, 9)], layer_hit_shares=shares)
     bars = spec(layer_hits(found, "light"))["data"][0]
-    assert list(bars["text"]) == ["", "40 %", "", "90 %", "60 %", "", ""]
+    assert list(bars["text"]) == ["", "40 %", "", "", "60 %", "", "", ""], "two of eight"
     assert len({*bars["marker"]["color"]}) == 2
-    perfect = found.model_copy(update={"layer_hit_shares": [1.0] * 7})
+    perfect = found.model_copy(update={"layer_hit_shares": [1.0] * 8})
     assert set(spec(layer_hits(perfect, "dark"))["data"][0]["text"]) == {""}
 
 
