@@ -55,9 +55,9 @@ class CollectedStep:
 def read_tokens(output: np.ndarray, columns: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], ...], int]:
     """`StepOutput.tokens`, [2, K, B], to (the tokens of each of these columns, steps that ran).
 
-    Converted to lists at once: an index into an array costs more than all the rest.
+    By lists: each operation on an array costs as much as all of this.
     """
-    num_steps = int(output[1].any(axis=1).sum())
-    ids, produced = output[:, :num_steps].tolist()
+    ids, produced = output.tolist()
+    num_steps = sum(map(any, produced))
     tokens = (tuple(ids[k][i] for k in range(num_steps) if produced[k][i]) for i in columns)
     return tuple(tokens), num_steps

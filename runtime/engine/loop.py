@@ -270,7 +270,7 @@ class EngineLoop:
 
     def _take_commands(self, scheduler: AnyScheduler, wait_s: float) -> bool:
         """Handle what is queued, waiting a little when there is nothing else to do; False when told to stop."""
-        while True:
+        while wait_s > 0 or not self._commands.empty():  # asked first: to find nothing costs an exception
             try:
                 command = self._commands.get(wait_s > 0, wait_s or None)
             except queue.Empty:
@@ -287,6 +287,7 @@ class EngineLoop:
                     self._configure(command)
                 case Stop():
                     return False
+        return True
 
     def _configure(self, command: Configure) -> None:
         if not command.done.set_running_or_notify_cancel():  # nobody waits for it any more

@@ -6,7 +6,7 @@ handed to anyone.
 
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -85,6 +85,8 @@ LONG_BOUNDS_S = (
     960,
 )
 TOKEN_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+
+MAX_UNADDED = 256  # launches whose counts by expert wait to be added up
 
 
 @dataclass(slots=True)
@@ -238,8 +240,9 @@ class EngineStats:
         self.prompt_tokens = self.generation_tokens = self.cached_prompt_tokens = 0
         self.finished: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
-        self.rungs: dict[str, RungCounters] = {}
-        self.expert_tokens: np.ndarray | None = None  # [L, E] int64
+        self.rungs: defaultdict[str, RungCounters] = defaultdict(RungCounters)
+        self._expert_tokens: np.ndarray | None = None  # [L, E] int64, without those of `_new_expert_tokens`
+        self._new_expert_tokens: list[np.ndarray] = []
         self.ttft_s = Histogram(TTFT_BOUNDS_S)
         self.itl_s = Histogram(ITL_BOUNDS_S)
         self.e2e_s, self.queue_s, self.prefill_s, self.decode_s = (Histogram(LONG_BOUNDS_S) for _ in range(4))
@@ -255,7 +258,7 @@ class EngineStats:
         self, rung: str, real_tokens: int, computed_tokens: int, launch_s: float, num_steps: int = 1
     ) -> None:
         """A launch of `num_steps` steps was read: positions asked for, computed, seconds that the device was at it."""
-        counters = self.rungs.setdefault(rung, RungCounters())
+        counters = self.rungs[rung]
         counters.hits += 1
         counters.real_tokens += real_tokens
         counters.computed_tokens += computed_tokens
@@ -287,9 +290,22 @@ class EngineStats:
         )
 
     def on_experts(self, tokens: np.ndarray) -> None:
-        """Tokens of one launch by layer and expert, [L, E]."""
-        total = self.expert_tokens
-        self.expert_tokens = tokens.astype(np.int64) if total is None else total + tokens
+        """Tokens of one launch by layer and expert, [L, E]; added up when they are read, or MAX_UNADDED are there."""
+        self._new_expert_tokens.append(tokens)
+        if len(self._new_expert_tokens) == MAX_UNADDED:
+            self._add_up()
+
+    @property
+    def expert_tokens(self) -> np.ndarray | None:
+        """Tokens of all launches by layer and expert, [L, E] int64; None before the first."""
+        if self._new_expert_tokens:
+            self._add_up()
+        return self._expert_tokens
+
+    def _add_up(self) -> None:
+        new = np.sum(self._new_expert_tokens, axis=0, dtype=np.int64)
+        self._expert_tokens = new if self._expert_tokens is None else self._expert_tokens + new
+        self._new_expert_tokens.clear()
 
     def on_finish(self, reason: str, num_prompt: int, num_generated: int) -> None:
         self.finished[reason] += 1

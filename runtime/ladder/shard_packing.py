@@ -40,6 +40,8 @@ def rung_size(parts: Sequence[StepPlan], page_size: int) -> tuple[int, int]:
 
 def columns_of(plan: StepPlan, bucket: Bucket, num_shards: int, num_slots: int) -> tuple[int, ...]:
     """Where each chunk of the plan stands among the rows of the rung's output, shard after shard."""
+    if num_shards == 1:
+        return tuple(range(len(plan.chunks)))
     width, taken = bucket.rows // num_shards, [0] * num_shards
     columns = []
     for chunk in plan.chunks:

@@ -172,7 +172,7 @@ class Scheduler:
         limits = self._limits()
         shares = self._decide_prefill(limits)
         rows = self._decodable(limits)
-        is_held = (rows or someone_decodes) and self._is_held(shares, limits)
+        is_held = bool(shares) and (rows or someone_decodes) and self._is_held(shares, limits)
         return Wish(() if is_held else tuple(shares), rows, bool(shares), limits)
 
     def wanted_steps(self, wish: Wish) -> int:
@@ -315,9 +315,8 @@ class Scheduler:
 
     def _decodable(self, limits: StepLimits) -> tuple[Sequence, ...]:
         """Rows of the next decode step, those that decoded longest ago first."""
-        alive = self._running.values()
-        ready = [s for s in alive if not (s.is_prefilling or s.needs_host) and s.remaining > 0]
-        return tuple(ready[: limits.max_decode_rows])
+        ready = [s for s in self._running.values() if not s.is_prefilling and s.remaining > 0]
+        return tuple([s for s in ready if not s.needs_host][: limits.max_decode_rows])
 
     def _make_room_and_plan_decode(self, wish: Wish) -> StepPlan | None:
         """Decode with the most steps whose pages are free, preempting where not even one step's are.
