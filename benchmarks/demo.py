@@ -49,9 +49,10 @@ class Answer:
     duration_s: float
 
     @property
-    def tokens_s(self) -> float:
-        """Rate after the first token."""
-        return (self.num_tokens - 1) / max(self.duration_s - self.ttft_s, 1e-9)
+    def rate(self) -> str:
+        """After the first token."""
+        seconds = self.duration_s - self.ttft_s
+        return f"{(self.num_tokens - 1) / seconds:.0f} tokens/s" if seconds > 0 else "too short to measure"
 
 
 def main() -> int:
@@ -206,9 +207,7 @@ def finish(what: str, start_s: float, ttft_s: float | None, num_tokens: int, is_
 def show_figures(url: str, answers: list[Answer], together_s: float) -> int:
     """Prints latencies, rates and the rungs that were used; returns the number of late compiles."""
     for name, answer in zip(("chat", "completion"), answers, strict=False):
-        out.print(
-            f"{name:<12} TTFT {answer.ttft_s * 1e3:.0f} ms, {answer.num_tokens} tokens, {answer.tokens_s:.0f} tokens/s"
-        )
+        out.print(f"{name:<12} TTFT {answer.ttft_s * 1e3:.0f} ms, {answer.num_tokens} tokens, {answer.rate}")
     together = answers[2:]
     num_tokens = sum(answer.num_tokens for answer in together)
     worst_s = max(answer.ttft_s for answer in together)

@@ -87,6 +87,8 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
         run_quietly(command, dict(os.environ))
         found = json.loads(path.read_text(encoding="utf-8"))
     rates = {case_name(kind, c): c["tokens_s"] for kind in ("decode", "prefill") for c in found[kind]}
+    if short := [name for name, rate in rates.items() if rate is None]:
+        raise RuntimeError(f"{', '.join(short)}: too short to measure; --output must be larger")
     return {
         "rates": rates,
         "peak_mib": found["peak_mib"],

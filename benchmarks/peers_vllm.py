@@ -53,7 +53,10 @@ def measure(generator: Generator, args: argparse.Namespace) -> dict[str, float]:
             seed += 2
             single_s = generator.seconds(num, args.input, 1, seed)
             whole_s = generator.seconds(num, args.input, args.output, seed + 1)
-            found.append(num * (args.output - 1) / max(whole_s - single_s, 1e-9))
+            if whole_s > single_s:  # or noise has swallowed the decode steps
+                found.append(num * (args.output - 1) / (whole_s - single_s))
+        if not found:
+            raise RuntimeError(f"decode {num} x {args.input}: too short to measure; --output must be larger")
         rates[f"decode {num} x {args.input}"] = statistics.median(found)
     for part in filter(None, args.prefill.split(",")):
         length, num = map(int, part.split("x"))

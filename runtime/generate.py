@@ -75,16 +75,17 @@ def generate(config: EngineConfig, text: str, params: SamplingParams, *, is_chat
             built.loop.wait_ready(READY_TIMEOUT_S)
         start_s = time.monotonic()
         built.loop.submit([Request("generate", prompt, params, arrival_s=start_s)])
-        num_tokens, first_s, last = stream(built, events, sys.stdout)
+        num_tokens, num_later, first_s, last = stream(built, events, sys.stdout)
+        decode_s = time.monotonic() - first_s
     finally:
         built.loop.shutdown()
     if last.finish_reason is FinishReason.ERROR:
         console.print(f"error: {last.error}", style="red")
         return 1
-    ttft_s, decode_s = first_s - start_s, time.monotonic() - first_s
-    rate = f", then {(num_tokens - 1) / decode_s:.1f} tokens/s" if num_tokens > 1 else ""
+    ttft_ms = 1e3 * (first_s - start_s)
+    rate = f", then {num_later / decode_s:.1f} tokens/s" if num_later else ""
     console.print(
-        f"{len(prompt)} prompt tokens, {num_tokens} new ({last.finish_reason}); first after {ttft_s * 1e3:.0f} ms{rate}"
+        f"{len(prompt)} prompt tokens, {num_tokens} new ({last.finish_reason}); first after {ttft_ms:.0f} ms{rate}"
     )
     return 0
 
@@ -99,9 +100,9 @@ def encode(built: BuiltEngine, text: str, *, is_chat: bool) -> tuple[int, ...]:
 
 def stream(
     built: BuiltEngine, events: "queue.SimpleQueue[TokenEvent]", out: TextIO
-) -> tuple[int, float, TokenEvent]:
-    """Writes text as it comes; returns the number of tokens, the time of the first and the last event."""
-    num_tokens, first_s = 0, 0.0
+) -> tuple[int, int, float, TokenEvent]:
+    """Writes text as it comes; returns (tokens, those after the first event, time of the first event, last event)."""
+    num_tokens, num_later, first_s = 0, 0, 0.0
     while True:
         try:
             event = events.get(timeout=_POLL_S)
@@ -109,13 +110,15 @@ def stream(
             if built.loop.state == "failed":
                 raise RuntimeFault(f"the engine failed: {built.loop.snapshot().error}") from None
             continue
+        if first_s:
+            num_later += len(event.token_ids)
         first_s = first_s or time.monotonic()
         num_tokens += len(event.token_ids)
         out.write(event.text)
         out.flush()
         if event.finish_reason is not None:
             out.write("\n")
-            return num_tokens, first_s, event
+            return num_tokens, num_later, first_s, event
 
 
 if __name__ == "__main__":

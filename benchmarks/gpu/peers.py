@@ -152,7 +152,7 @@ def _torch_line(torch: Any, product: Product, options: Options) -> Line:
             torch.cuda.synchronize()
             seconds.append(start.elapsed_time(stop) / 1e3)
     median_s = statistics.median(seconds)
-    spread = (max(seconds) - min(seconds)) / median_s
+    spread = (max(seconds) - min(seconds)) / median_s if median_s else 0.0
     return {
         "item": f"torch {product.name}",
         "their_us": 1e6 * median_s,

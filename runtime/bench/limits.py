@@ -66,7 +66,7 @@ def read_gbps(num_mib: int = READ_MIB, repeats: int = 8) -> float:
     parts = np.array_split(array, num_threads)
     with ThreadPoolExecutor(num_threads) as pool:
         seconds = _best_s(lambda: list(pool.map(np.max, parts)), repeats)
-    return round(array.nbytes / seconds / 1e9, 1)
+    return significant(array.nbytes / seconds / 1e9)
 
 
 def product_gflops(dtype: str, size: int = PRODUCT_SIZE, repeats: int = 5) -> float:
@@ -77,7 +77,12 @@ def product_gflops(dtype: str, size: int = PRODUCT_SIZE, repeats: int = 5) -> fl
     x = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.matmul)
     jax.block_until_ready(product(x, x))
-    return round(2 * size**3 / _best_s(lambda: jax.block_until_ready(product(x, x)), repeats) / 1e9, 1)
+    return significant(2 * size**3 / _best_s(lambda: jax.block_until_ready(product(x, x)), repeats) / 1e9)
+
+
+def significant(rate: float) -> float:
+    """Four digits of a rate: others are divided by it, and it is never zero, however slow the machine."""
+    return float(f"{rate:.4g}")
 
 
 def _best_s(call: Callable[[], object], repeats: int) -> float:

@@ -17,7 +17,7 @@ from runtime.bench import running
 from runtime.bench.limits import MachineLimits
 from runtime.bench.memory import PeakMemory
 from runtime.bench.report import machine_stamp, print_table, progress_bar, spread_percent
-from runtime.bench.roofline import ModelShape, decode_bound, load_shape, prefill_bound
+from runtime.bench.roofline import Bound, ModelShape, decode_bound, load_shape, prefill_bound
 from runtime.bench.running import ENDLESS_QUEUE, RunningEngine
 from runtime.bench.workload import greedy_request, random_prompts
 
@@ -128,7 +128,8 @@ def measure(engine: RunningEngine, plan: OfflinePlan) -> dict[str, Any]:
                 seed += 2
                 single_s = _generate(engine, num, plan.input_len, 1, seed)
                 whole_s = _generate(engine, num, plan.input_len, plan.output_len, seed + 1)
-                rates.append(num * (plan.output_len - 1) / max(whole_s - single_s, 1e-9))
+                if whole_s > single_s:  # or noise has swallowed the decode steps: no rate at all
+                    rates.append(num * (plan.output_len - 1) / (whole_s - single_s))
                 whole_rates.append(num * plan.output_len / whole_s)
                 progress.advance(task)
             case = {"concurrency": num, "input": plan.input_len, "output": plan.output_len}
@@ -159,12 +160,16 @@ def add_bounds(result: dict[str, Any], shape: ModelShape, limits: MachineLimits)
     for case in result["decode"]:
         context = case["input"] + case["output"] // 2
         bound = decode_bound(shape, case["concurrency"], context, limits, dtype)
-        case |= {"bound_tokens_s": bound.tokens_s, "limited_by": bound.limited_by}
-        case["percent_of_bound"] = round(100 * case["tokens_s"] / bound.tokens_s, 1)
+        _add_bound(case, bound)
     for case in result["prefill"]:
         bound = prefill_bound(shape, case["input"], case["concurrency"], limits, dtype)
-        case |= {"bound_tokens_s": bound.tokens_s, "limited_by": bound.limited_by}
-        case["percent_of_bound"] = round(100 * case["tokens_s"] / bound.tokens_s, 1)
+        _add_bound(case, bound)
+
+
+def _add_bound(case: dict[str, Any], bound: Bound) -> None:
+    rate = case["tokens_s"]
+    case |= {"bound_tokens_s": bound.tokens_s, "limited_by": bound.limited_by}
+    case["percent_of_bound"] = None if rate is None else round(100 * rate / bound.tokens_s, 1)
 
 
 def mean_limits(before: MachineLimits, after: MachineLimits, peak_gflops: float | None) -> MachineLimits:
@@ -220,6 +225,9 @@ def _generate(engine: RunningEngine, num: int, length: int, num_new: int, seed: 
 
 
 def _rate(rates: list[float]) -> dict[str, Any]:
+    """None where every repeat was too short to measure; `repeats` counts those that were not."""
+    if not rates:
+        return {"tokens_s": None, "best_tokens_s": None, "spread_percent": None, "repeats": 0}
     return {
         "tokens_s": round(statistics.median(rates), 1),
         "best_tokens_s": round(max(rates), 1),

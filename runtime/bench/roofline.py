@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.bench.limits import MachineLimits
+from runtime.bench.limits import MachineLimits, significant
 
 BYTES = {"bf16": 2, "fp32": 4}
 
@@ -103,5 +103,5 @@ def _bound(num_tokens: int, memory_s: float, flops: float, limits: MachineLimits
     gflops = limits.bf16_gflops if dtype == "bf16" else limits.f32_gflops
     compute_s = flops / gflops / 1e9 if gflops else 0.0
     return Bound(
-        round(num_tokens / max(memory_s, compute_s), 1), "memory" if memory_s >= compute_s else "compute"
+        significant(num_tokens / max(memory_s, compute_s)), "memory" if memory_s >= compute_s else "compute"
     )

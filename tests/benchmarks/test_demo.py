@@ -39,7 +39,11 @@ server.serve_forever()
 
 
 def test_rates_leave_the_first_token_out() -> None:
-    assert demo.Answer(num_tokens=11, ttft_s=1.0, duration_s=3.0).tokens_s == 5.0
+    assert demo.Answer(num_tokens=11, ttft_s=1.0, duration_s=3.0).rate == "5 tokens/s"
+
+
+def test_an_answer_that_came_in_one_piece_has_no_rate() -> None:
+    assert demo.Answer(num_tokens=11, ttft_s=1.0, duration_s=1.0).rate == "too short to measure"
 
 
 def test_text_that_never_came_fails_the_demo() -> None:

@@ -29,6 +29,19 @@ def test_decode_rate_leaves_prefill_out_and_every_prompt_is_new() -> None:
     assert result["late_compiles"] == 0
 
 
+def test_decode_steps_lost_in_noise_have_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offline, "_generate", lambda *_, **__: 0.5)
+    loop = FakeLoop()
+    result = measure(fake_engine(loop), OfflinePlan((1,), 4, 2, ((4, 1),), 2))
+    loop.stop()
+    add_bounds(result, SHAPE, MachineLimits(read_gbps=0.001))
+    (decode,), (prefill,) = result["decode"], result["prefill"]
+    assert (decode["tokens_s"], decode["percent_of_bound"], decode["repeats"]) == (None, None, 0)
+    assert (prefill["tokens_s"], prefill["repeats"]) == (8.0, 2)
+    result |= {"machine": {"cores": 2, "jax": "0"}, "limits_before": None, "peak_mib": 1}
+    offline.show(result)
+
+
 def test_late_compiles_of_the_run_are_reported() -> None:
     loop = FakeLoop()
     engine = fake_engine(loop)
