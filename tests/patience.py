@@ -12,7 +12,7 @@ PATIENCE_S = 60.0
 LOOK_S = 0.01
 
 
-def until[T](condition: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+def until[T](condition: Callable[[], T | None], patience_s: float = PATIENCE_S) -> T:
     """The first true value of `condition`. Raises AssertionError when none comes within `patience_s`."""
     end_s = time.monotonic() + patience_s
     while not (found := condition()):
@@ -21,7 +21,7 @@ def until[T](condition: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
     return found
 
 
-async def until_async[T](condition: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+async def until_async[T](condition: Callable[[], T | None], patience_s: float = PATIENCE_S) -> T:
     """`until` for a test inside an event loop, which goes on meanwhile."""
     end_s = time.monotonic() + patience_s
     while not (found := condition()):

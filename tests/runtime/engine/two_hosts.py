@@ -51,7 +51,7 @@ class TwoHosts:
         self.config.write_text(yaml.safe_dump(sections))
         self.leader = self._start("leader", "control_plane")
         self.follower = self._start("follower", "runtime.engine.follower", "--host-id", "1")
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{http}", timeout=60)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{http}", timeout=300)
         try:
             self.wait(lambda: self.get("/health/ready").get("ready"), 120)
         except BaseException:
