@@ -18,7 +18,7 @@ from runtime.config import ExpertsConfig, ParallelConfig
 from runtime.engine.device_state import DeviceState
 from runtime.engine.residency_shape import ResidencyShape
 from runtime.errors import ModelLoadError
-from runtime.experts.copies import copies_table, table_len
+from runtime.experts.copies import copies_table
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.weights import ExpertStore, MoEParams
 from runtime.ladder.compiler import AbstractState
@@ -86,9 +86,7 @@ def weight_specs(
     resident: ResidentSlots | None = None,
 ) -> Params:
     """Params of ArraySpec; with a placement, of its slots; with resident slots, of these and a store."""
-    slots = placement and ExpertSlots(
-        placement.num_slots, table_len(arch.num_experts, placement.num_slots, placement.max_copies)
-    )
+    slots = placement and ExpertSlots(placement.num_slots, placement.num_devices)
     return abstract_params(arch, dtype, slots or resident)
 
 

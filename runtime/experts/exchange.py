@@ -41,7 +41,7 @@ def exchange_tokens(
         return _gather(exchange, x, routing, copies, is_real, experts, slots_per_device)
     with jax.named_scope("dispatch"):
         me = lax.axis_index(exchange.axis)
-        slots = slots_by_own_rows(copies, routing.expert_ids, is_real, me, exchange.num_devices)
+        slots = slots_by_own_rows(copies, routing.expert_ids, is_real, me)
     work = (exchange, x, routing, slots, experts, slots_per_device)
     if exchange.kind is ExchangeKind.RAGGED:
         return _ragged(*work)

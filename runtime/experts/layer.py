@@ -16,7 +16,7 @@ from runtime.experts.exchange_spec import Exchange
 from runtime.experts.residency import AsleepColumn
 from runtime.experts.router import Routing, route
 from runtime.experts.routing_table import look_up
-from runtime.experts.sharing import read_table
+from runtime.experts.sharing import CopyTable
 from runtime.experts.stages import Stages, run_alone
 from runtime.experts.weights import MoEParams
 
@@ -70,7 +70,7 @@ def moe_stages(
     experts = partial(_experts, params, activation)
     if exchange is not None:
         slots_here, sent = params.w_gate_up.shape[0], x.astype(params.w_gate_up.dtype)
-        copies = read_table(params.copies, num_experts, slots_here * exchange.num_devices, balance_weight)
+        copies = CopyTable(params.copies, balance_weight, slots_here * exchange.num_devices)
         counts = count_tokens(routed, is_real, num_experts)
         out, num_rows = yield from exchange_tokens(
             exchange, sent, routed, copies, is_real, experts, slots_here

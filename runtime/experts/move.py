@@ -16,11 +16,11 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 def move_experts(
     w_gate_up: Float[Array, "S F2 D"],
     w_down: Float[Array, "S D F"],
-    copies: Int[Array, " N"],
+    copies: Int[Array, "E G"],
     order: Int[Array, " M"],
     *,
     axis: str,
-) -> tuple[Float[Array, "S F2 D"], Float[Array, "S D F"], Int[Array, " N"]]:
+) -> tuple[Float[Array, "S F2 D"], Float[Array, "S D F"], Int[Array, "E G"]]:
     """The weights and the layer's table of copies after an order, which `move_order.order_of` makes: both in one launch, so
     that no table names a slot whose weights are not there.
 
@@ -46,4 +46,4 @@ def move_experts(
         return w
 
     cut = bits[0][0].size
-    return write(w_gate_up, flat[:, :cut]), write(w_down, flat[:, cut:]), table
+    return write(w_gate_up, flat[:, :cut]), write(w_down, flat[:, cut:]), table.reshape(copies.shape)

@@ -34,4 +34,4 @@ def order_of(source: Mapping[int, int], table: np.ndarray) -> np.ndarray:
     where there is none; then the layer's table of copies from then on. One array, as each is a transfer to every device."""
     order = np.full((SLOTS_A_TRANSFER, 2), -1, np.int32)
     order[: len(source)] = list(source.items())
-    return np.concatenate([order.reshape(-1), table])
+    return np.concatenate([order.reshape(-1), table.reshape(-1)])

@@ -27,7 +27,7 @@ class MoEParams:
     """router [E, D] float32; w_gate_up [P, 2 F, D] and w_down [P, D, F] in the layout of the expert_mlp op.
 
     P physical slots, each with the weights of some expert; on one device slot e holds expert e, but for a store.
-    copies: int32 [E * C + P] or None, where the copies of each expert lie: see `copies.copies_table`.
+    copies: int32 [E, G] or None, where the copies of each expert lie on G devices: see `copies.copies_table`.
     router_bias [E] float32, or None where nothing corrects the choice of experts. On several devices never None: it is the
     checkpoint's, or zeros, and what `expert_lean_between` adds.
     routing_table: None, or the RoutingTable that comes before the router; never part of a checkpoint.

@@ -74,10 +74,10 @@ class Params:
 
 @dataclass(frozen=True)
 class ExpertSlots:
-    """Expert parallelism's part of the shapes: physical slots of all devices, and numbers in a layer's table of copies."""
+    """Expert parallelism's part of the shapes: devices that share the experts, and physical slots of all of them."""
 
     num_slots: int
-    table_len: int
+    num_devices: int
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _moe(arch: Architecture, dtype: Any, slots: ExpertSlots | ResidentSlots | No
     e, d, f = arch.num_experts, arch.hidden_size, arch.expert_ffn
     p = slots.num_slots if slots else e
     table = (
-        ArraySpec((slots.table_len,), jnp.dtype(jnp.int32), ("place",), "zeros")
+        ArraySpec((e, slots.num_devices), jnp.dtype(jnp.int32), ("experts", "device"), "zeros")
         if isinstance(slots, ExpertSlots)
         else None
     )

@@ -74,8 +74,7 @@ def test_experts_start_in_the_slots_that_the_tables_name():
         held = np.asarray(ffn.w_down)[:, 0, 0]
         np.testing.assert_array_equal(np.asarray(ffn.copies), table)
         np.testing.assert_array_equal(held, placement.slot_experts[layer])
-        slots = placement.expert_slots[layer]
-        named = np.where(slots >= 0, held[slots], np.arange(ARCH.num_experts)[:, None])
+        named = np.where(table >= 0, held[table], np.arange(ARCH.num_experts)[:, None])
         assert (named == np.arange(ARCH.num_experts)[:, None]).all()
 
 

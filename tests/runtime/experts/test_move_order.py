@@ -34,4 +34,4 @@ def test_transfers_leave_what_the_moves_leave(moves: list[Move]) -> None:
 def test_two_copies_in_a_layer_are_one_transfer() -> None:
     found = list(transfers([Move(3, 5, 0, 2), Move(3, 7, 0, 5), Move(4, 1, 0, 2), Move(4, 3, 0, 4, True)]))
     assert found == [(3, {5: 2, 7: 2}), (4, {1: 2}), (4, {3: 4, 4: 3})]
-    assert order_of({1: 2}, np.array([7, 8, 9], np.int32)).tolist() == [1, 2, -1, -1, 7, 8, 9]
+    assert order_of({1: 2}, np.array([[7, 8], [9, -1]], np.int32)).tolist() == [1, 2, -1, -1, 7, 8, 9, -1]

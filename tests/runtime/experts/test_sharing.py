@@ -14,8 +14,7 @@ from runtime.experts.shares import STEP_ROUNDS, device_loads, slot_shares
 from runtime.experts.sharing import (
     CopyTable,
     label_rows,
-    read_table,
-    row_limits,
+    row_ends,
     slots_by_own_rows,
     slots_of_labels,
 )
@@ -33,8 +32,7 @@ def random_placement(rng: np.random.Generator) -> ExpertPlacement:
 
 
 def table_of(placement: ExpertPlacement, weight: float) -> CopyTable:
-    table = jnp.asarray(copies_table(placement)[0])
-    return read_table(table, placement.num_experts, placement.num_slots, jnp.float32(weight))
+    return CopyTable(jnp.asarray(copies_table(placement)[0]), jnp.float32(weight), placement.num_slots)
 
 
 @jax.jit
@@ -47,14 +45,13 @@ def shared_by_all(copies: CopyTable, ids: jax.Array, is_real: jax.Array) -> jax.
 @jax.jit
 def shared_by_own(copies: CopyTable, ids: jax.Array, is_real: jax.Array) -> jax.Array:
     devices = jnp.arange(DEVICES)
-    return jax.vmap(lambda i, r, d: slots_by_own_rows(copies, i, r, d, DEVICES))(ids, is_real, devices)
+    return jax.vmap(lambda i, r, d: slots_by_own_rows(copies, i, r, d))(ids, is_real, devices)
 
 
 @jax.jit
 def rows_of_devices(copies: CopyTable, counts: jax.Array) -> jax.Array:
-    ends = row_limits(copies, counts, DEVICES, 1 << 20, jnp.uint32(0))
-    rows = jnp.diff(ends, axis=1, prepend=0).reshape(-1)[copies.place_of_slot]
-    return rows.reshape(DEVICES, -1).sum(axis=1)
+    ends = row_ends(copies, counts, 1 << 20, jnp.uint32(0))
+    return jnp.diff(ends, axis=1, prepend=0).sum(axis=0)
 
 
 def routing(rng: np.random.Generator, skew: float) -> tuple[np.ndarray, np.ndarray]:
@@ -114,13 +111,14 @@ def test_two_copies_of_a_hot_expert_level_the_devices():
     placement = ExpertPlacement(np.array([[0, 1, 0, 2]]), 2, 3)
     counts = jnp.array([12, 2, 6], jnp.int32)
     found = {
-        weight: row_limits(table_of(placement, weight), counts, 2, 64, jnp.uint32(0)).tolist()
+        weight: row_ends(table_of(placement, weight), counts, 64, jnp.uint32(0)).tolist()
         for weight in (0, 0.25, 0.5)
     }
+    # Device 0 ends at the first number; expert 2 lies on device 1 only.
     assert found == {
-        0: [[6, 12], [2, 2], [6, 6]],
-        0.25: [[7, 12], [2, 2], [6, 6]],
-        0.5: [[8, 12], [2, 2], [6, 6]],
+        0: [[6, 12], [2, 2], [0, 6]],
+        0.25: [[7, 12], [2, 2], [0, 6]],
+        0.5: [[8, 12], [2, 2], [0, 6]],
     }
 
 
@@ -144,6 +142,6 @@ def test_the_largest_steps_fit_into_the_numbers():
     """2 ** 20 rows of one expert on two devices of which one is idle else."""
     placement = ExpertPlacement(np.array([[0, 1, 0, 2]]), 2, 3)
     counts = jnp.array([1 << 19, 1 << 19, 0], jnp.int32)
-    ends = row_limits(table_of(placement, 0.5), counts, 2, 1 << 20, jnp.uint32(0))
+    ends = row_ends(table_of(placement, 0.5), counts, 1 << 20, jnp.uint32(0))
     assert ends[0, 1] == 1 << 19
     assert ends[0, 0] <= 1 << 13
