@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.expert_mlp.op import expert_mlp
 from pallas_kernels.router.spec import RouterSpec
 from runtime.experts.dispatch import Dispatch, combine, permute, plan_dispatch
-from runtime.experts.layer import ExpertLoad, choose_experts, count_tokens
+from runtime.experts.layer import ExpertLoad, choose_experts, count_rows, count_tokens
 from runtime.experts.router import route
 from runtime.experts.weights import ExpertStore, MoEParams
 
@@ -98,7 +98,7 @@ def part_resident_layer(
         asleep_counts = jnp.where(is_asleep, counts, 0)
         used, unused = _judge(staged, asleep_counts)
         asleep = jnp.stack([jnp.sum(asleep_counts), used, unused, late - used]).astype(jnp.int32)
-        load = ExpertLoad(counts, jnp.sum(counts, keepdims=True), asleep)
+        load = ExpertLoad(counts, count_rows(is_real, routing), asleep)
         return combine(dispatch, routed, y), load, fetched
 
 

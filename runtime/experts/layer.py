@@ -83,7 +83,7 @@ def moe_stages(
         y = experts(x_sorted, dispatch.group_sizes)
     with jax.named_scope("combine"):
         counts = dispatch.group_sizes if routed.counts is None else routed.counts
-        return combine(dispatch, routed, y), ExpertLoad(counts, jnp.sum(counts, keepdims=True))
+        return combine(dispatch, routed, y), ExpertLoad(counts, count_rows(is_real, routing))
 
 
 def choose_experts(
@@ -103,6 +103,12 @@ def choose_experts(
 
 def _experts(params: MoEParams, activation: str, x_sorted: Array, group_sizes: Array) -> Array:
     return expert_mlp(x_sorted, params.w_gate_up, params.w_down, group_sizes, activation=activation)
+
+
+def count_rows(is_real: Bool[Array, " T"], routing: RouterSpec) -> Int[Array, " 1"]:
+    """Rows of the experts' products where one device computes all. Not the sum of the counts by expert: XLA would count
+    every token a second time for it."""
+    return jnp.sum(is_real, keepdims=True, dtype=jnp.int32) * routing.top_k
 
 
 def count_tokens(routing: Routing, is_real: Bool[Array, " T"], num_experts: int) -> Int[Array, " E"]:

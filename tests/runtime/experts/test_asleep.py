@@ -64,6 +64,7 @@ def test_what_sleeps_changes_nothing(slot_experts, num_slots, tokens) -> None:
     out, found, staged = jax.jit(lambda p, x, r: part_resident_layer(p, x, r, **OPTIONS))(part, x, is_real)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found.tokens, load.tokens)
+    np.testing.assert_array_equal(found.rows, load.rows)
     assert staged is None
     counts = np.asarray(load.tokens)
     asleep = np.setdiff1d(np.arange(EXPERTS), slot_experts)

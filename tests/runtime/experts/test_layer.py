@@ -44,6 +44,7 @@ def test_agrees_with_a_loop_and_skips_padding(num_tokens: int, top_k: int) -> No
     expected = np.where(is_real[:, None], slow_layer(params, x, ids, weights), 0)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
     assert load.tokens.tolist() == np.bincount(ids[is_real].ravel(), minlength=ARCH.num_experts).tolist()
+    assert load.rows.tolist() == [load.tokens.sum()]
 
 
 def test_padding_may_hold_anything() -> None:
