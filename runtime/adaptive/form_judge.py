@@ -4,15 +4,15 @@ In a *contest* the forms take turns by blocks of launches, S the form that serve
 
     group 1  SSSS OOOO OOOO SSSS    group 2  OOOO SSSS SSSS OOOO    group 3  as group 1 ...
 
-A group says one number, the logarithm of the ratio of both forms' median step times. It counts if the work of both was
-alike; a drift within it cancels out. The contest ends when Student's t of the groups' numbers is clear of the margin, or
-after MAX_GROUPS. The other form serves from then on if it was faster by the margin. Either form needs that to replace the
-other, so two that are nearly equal do not change places. Then the rung rests, in proportion to the launches that the other
-form had.
+Within a group launches of both forms are paired by like work; it says one number, the median logarithm of the ratio of
+their step times, and counts if there are pairs enough. A drift cancels out. The contest ends when Student's t of the groups'
+numbers is clear of the margin, or after MAX_GROUPS. The other form serves from then on if it was faster by the margin.
+Either form needs that to replace the other, so two that are nearly equal do not change places. Then the rung rests, in
+proportion to the launches that the other form had.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median, stdev
@@ -22,6 +22,7 @@ WHOLE, HALVES = 0, 1  # the two forms
 MIN_GAIN = 0.02  # less is noise
 BLOCK = 4  # launches in a row in one form
 GROUP = 4 * BLOCK
+MIN_PAIRS = 3  # of the eight that a group can have
 MIN_GROUPS, MAX_GROUPS = 4, 12
 CLEARLY_SLOWER = 0.1  # in each of the first two groups: no more are needed
 ALIKE = 0.1  # two works whose figures differ by less can be compared
@@ -59,14 +60,15 @@ class Trigger(StrEnum):
 
 
 class LaunchWork(NamedTuple):
-    """What a launch's step time depends on. tokens: of one step, all shards; keys: that a token attends to, on average.
+    """What a launch's step time depends on. tokens: of one step, all shards. token_work: keys that a token attends to, on
+    average, and those that its linear part is worth (`runtime.model.halves`).
 
     busiest_rows: experts' rows of the busiest device in one step, summed over layers: load and placement are in it.
     """
 
     num_steps: float
     tokens: float
-    keys: float
+    token_work: float
     busiest_rows: float
 
     def distance(self, other: "LaunchWork") -> float:
@@ -87,7 +89,7 @@ class Turn:
 class FormVerdict:
     """The end of a contest: the form that serves, and what was measured.
 
-    times_s: seconds of a step by form, geometric mean of the medians of the groups that count; None where none did.
+    times_s: seconds of a step by form, geometric mean over the groups that count; None where none did.
     other_launches: of the contest, in the form that did not serve.
     """
 
@@ -123,10 +125,10 @@ class FormJudge:
         self._trigger = Trigger.FIRST
         self._group = 0  # the newest, over the judge's life
         self._group_s = 0.0  # when it began
-        self._group_launches = self._group_others = 0
+        self._group_launches = 0
         self._readings: list[_Reading] = []
         self._num_groups = self._other_launches = 0  # of this contest
-        self._counted: list[tuple[float, float]] = []  # its groups that count: log median step time by form
+        self._counted: list[tuple[float, float]] = []  # its groups that count: log step time by form
         self._works: list[LaunchWork] = []
 
     def turn(self, now_s: float) -> Turn:
@@ -199,13 +201,14 @@ class FormJudge:
         self._recent_work = LaunchWork(*(a + SMOOTHING * (b - a) for a, b in pairs))
 
     def _count_group(self) -> None:
-        """What the group says, if both forms had like work to do."""
-        by_form = [[r for r in self._readings if r.form == form] for form in (WHOLE, HALVES)]
-        works = [_each(median, [r.work for r in some]) for some in by_form]
+        """What the group says, if enough launches of both forms had like work to do."""
         self._works += [r.work for r in self._readings]
-        if works[WHOLE].distance(works[HALVES]) <= ALIKE:
-            whole, halves = (math.log(median(r.step_s for r in some)) for some in by_form)
-            self._counted.append((whole, halves))
+        whole, halves = ([r for r in self._readings if r.form == form] for form in (WHOLE, HALVES))
+        pairs = [(math.log(w.step_s), math.log(h.step_s)) for w, h in _alike(whole, halves)]
+        if len(pairs) < MIN_PAIRS:
+            return
+        middle, ratio = median((w + h) / 2 for w, h in pairs), median(h - w for w, h in pairs)
+        self._counted.append((middle - ratio / 2, middle + ratio / 2))
 
     def _reason(self) -> FormReason | None:
         """What the groups so far say; None: not enough. Times as logarithms of the other form's over the serving one's."""
@@ -239,7 +242,8 @@ class FormJudge:
         else:
             self._period_s = min(MAX_PERIOD_S, max(PERIOD_S, 2 * self._period_s))
         self._rest = math.ceil(self._other_launches / OTHER_SHARE)
-        self._judged_work = self._recent_work = _each(fmean, self._works) if self._works else None
+        means = map(fmean, zip(*self._works, strict=True)) if self._works else None
+        self._judged_work = self._recent_work = means and LaunchWork(*means)
         self.is_contested, self._verdict_s, self._launches = False, now_s, 0
         return FormVerdict(
             self.serving,
@@ -252,6 +256,14 @@ class FormJudge:
         )
 
 
-def _each(middle: Callable[[Sequence[float]], float], works: Sequence[LaunchWork]) -> LaunchWork:
-    """Figure by figure; medians go with median step times, means with what is smoothed."""
-    return LaunchWork(*(middle(figures) for figures in zip(*works, strict=True)))
+def _alike(some: Sequence[_Reading], others: Sequence[_Reading]) -> Iterator[tuple[_Reading, _Reading]]:
+    """Pairs of like work, the most alike first; each reading is in one at most."""
+    by_distance = sorted(
+        (a.work.distance(b.work), i, j) for i, a in enumerate(some) for j, b in enumerate(others)
+    )
+    left, right = set(range(len(some))), set(range(len(others)))
+    for distance, i, j in by_distance:
+        if distance <= ALIKE and i in left and j in right:
+            left.remove(i)
+            right.remove(j)
+            yield some[i], others[j]

@@ -40,6 +40,7 @@ from runtime.ladder.step import SCORE_CHUNK, StepShape
 from runtime.ladder.step_profile import profile_scopes
 from runtime.mesh import DeviceMesh
 from runtime.model.architecture import Architecture
+from runtime.model.halves import keys_of_linear_part
 from runtime.model.sampling import pack_row
 from runtime.schedule.plan import Phase, ScheduledChunk, StepLimits, StepPlan, StepResult
 
@@ -73,7 +74,7 @@ class Engine:
         self._max_decode_steps = 1
         self._warm: set[Bucket] = set()
         self._only_decode_rows: int | None = None
-        self.forms = StepForms()  # of rungs that are compiled as two micro-batches too
+        self.forms = StepForms(keys_of_linear_part(arch))  # of rungs that are compiled in halves too
         self._has_launched = False
         self.scope_shares: dict[str, Mapping[str, float]] = {}  # by rung, of those that were profiled
 

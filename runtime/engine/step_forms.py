@@ -1,8 +1,7 @@
 """StepForms: each rung whole or as two micro-batches, as measured at its warm-up and then in traffic.
 
-Owned by the engine's thread. A decode rung's warm-up computes one token in all rows: neither its attention nor its
-exchange is that of traffic. So that verdict holds only until launches of traffic have judged the rung
-(`runtime.adaptive.form_judge`).
+Owned by the engine's thread. A decode rung's warm-up computes one token in all rows: neither its attention nor its exchange
+is that of traffic. So that verdict holds only until launches of traffic have judged the rung (`runtime.adaptive.form_judge`).
 """
 
 import time
@@ -38,10 +37,11 @@ class _Rung:
 class StepForms:
     """Rungs that have two compiled forms; the others have nothing to choose, and are not here."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, linear_keys: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """linear_keys: keys that cost as much to attend to as a token's projections."""
         self.is_forced = False  # halves wherever they are compiled, unmeasured in traffic
         self.is_judging = True  # in traffic
-        self._clock = clock
+        self._linear_keys, self._clock = linear_keys, clock
         self._rungs: dict[Bucket, _Rung] = {}
         self._news: list[tuple[int, OverlapChoice, int]] = []  # form before, choice, launches it took
 
@@ -96,7 +96,8 @@ class StepForms:
         if found is None or step.turn is None or self.is_forced or not self.is_judging:
             return
         serving = found.judge.serving
-        verdict = found.judge.read(step.turn, step_s, work_of(step, collected), self._clock())
+        work = work_of(step, collected, self._linear_keys)
+        verdict = found.judge.read(step.turn, step_s, work, self._clock())
         if verdict is not None:
             found.choice = _judged(found.choice, verdict)
             self._news.append((serving, found.choice, verdict.other_launches))
@@ -117,15 +118,16 @@ class StepForms:
         self._news.clear()
 
 
-def work_of(step: InFlightStep, collected: CollectedStep) -> LaunchWork:
+def work_of(step: InFlightStep, collected: CollectedStep, linear_keys: float) -> LaunchWork:
     """What a launch of traffic had to do. Keys of decode: as many as at its middle step."""
     chunks, num_steps = step.plan.chunks, max(1, collected.num_steps)
-    is_prefill = step.plan.phase is Phase.PREFILL
-    tokens = [c.num_tokens if is_prefill else 1 for c in chunks]
-    spans = [c.num_tokens if is_prefill else num_steps for c in chunks]
-    keys = sum(n * (c.start + span / 2) for n, c, span in zip(tokens, chunks, spans, strict=True))
+    num_tokens = max(1, step.plan.num_tokens)
+    if step.plan.phase is Phase.PREFILL:
+        keys = sum(c.num_tokens * (c.start + c.num_tokens / 2) for c in chunks)
+    else:
+        keys = sum(c.start for c in chunks) + num_tokens * num_steps / 2
     busiest = float(collected.device_rows.max(axis=1, initial=0).sum())
-    return LaunchWork(num_steps, sum(tokens), keys / max(1, sum(tokens)), busiest / num_steps)
+    return LaunchWork(num_steps, num_tokens, linear_keys + keys / num_tokens, busiest / num_steps)
 
 
 def _judged(before: OverlapChoice, verdict: FormVerdict) -> OverlapChoice:

@@ -30,7 +30,7 @@ from runtime.adaptive.form_judge import (
     Turn,
 )
 
-WORK = LaunchWork(num_steps=4, tokens=8, keys=200, busiest_rows=900)
+WORK = LaunchWork(num_steps=4, tokens=8, token_work=200, busiest_rows=900)
 ONE_CONTEST = MAX_GROUPS * GROUP // 2  # most launches that it gives to the other form
 
 

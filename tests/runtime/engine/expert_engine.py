@@ -12,7 +12,7 @@ from runtime.experts.placement import ExpertPlacement
 class SlotsInMemory:
     """weights: int [L, S], the expert whose weights are in each slot. tables: the last table of copies of each layer."""
 
-    forms = StepForms()  # none
+    forms = StepForms(0.0)  # none
 
     def __init__(self, placement: ExpertPlacement) -> None:
         self.weights = placement.slot_experts.copy()

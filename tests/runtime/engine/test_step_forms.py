@@ -4,19 +4,21 @@ Times are ours: what a real machine says of its forms is noise here.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from runtime.adaptive.decision import DecisionLog
-from runtime.adaptive.form_judge import FIRST_AFTER, HALVES, WHOLE, FormReason
+from runtime.adaptive.form_judge import FIRST_AFTER, HALVES, WHOLE, FormReason, Trigger
 from runtime.engine.launched import CollectedStep, InFlightStep
 from runtime.engine.step_forms import StepForms, work_of
 from runtime.ladder.bucket import Bucket, decode_bucket, prefill_bucket
 from runtime.request import Request, SamplingParams
-from runtime.schedule.plan import Phase, ScheduledChunk, StepPlan, StepResult
+from runtime.schedule.plan import ScheduledChunk, StepPlan, StepResult
 from runtime.schedule.sequence import Sequence
 
+DOCS = Path(__file__).parents[3] / "docs" / "expert_parallel.md"
 FOUR, EIGHT = decode_bucket(4), decode_bucket(8)
 
 
@@ -35,7 +37,7 @@ class Served:
     ran: list[Bucket] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.forms, self.decisions = StepForms(lambda: self.now_s), DecisionLog(64)
+        self.forms, self.decisions = StepForms(0.0, lambda: self.now_s), DecisionLog(64)
 
     def warm_up(self, form: Bucket) -> None:
         self.now_s += self.halves_s if form.num_halves == 2 else 1.0
@@ -171,7 +173,7 @@ def test_switched_off_amid_a_contest_the_form_that_served_goes_on():
 
 
 def test_a_rung_of_one_form_has_nothing_to_choose():
-    forms = StepForms()
+    forms = StepForms(0.0)
     assert forms.turn(FOUR) is None
     assert forms.form(FOUR, None) is FOUR
     forms.read(step(FOUR), collected(), 1.0)
@@ -180,10 +182,14 @@ def test_a_rung_of_one_form_has_nothing_to_choose():
 
 def test_work_of_a_launch():
     """Keys: of each token those before it. Rows: of the busiest device of each layer, in one step."""
-    work = work_of(step(EIGHT, None, chunk(10, 4), chunk(20, 4)), collected(4))
-    assert work == (4, 2, 17.0, 7 / 4)
+    work = work_of(step(EIGHT, None, chunk(10, 4), chunk(20, 4)), collected(4), 100.0)
+    assert work == (4, 2, 117.0, 7 / 4)
     prefill = prefill_bucket(64, 4, 8)
-    assert prefill.phase is Phase.PREFILL
-    work = work_of(step(prefill, None, chunk(0, 30), chunk(100, 10)), collected())
+    work = work_of(step(prefill, None, chunk(0, 30), chunk(100, 10)), collected(), 0.0)
     assert work == (1, 40, (30 * 15 + 10 * 105) / 40, 7)
-    assert work_of(step(FOUR), collected(0, rows=np.zeros((0, 0)))).busiest_rows == 0
+    assert work_of(step(FOUR), collected(0, rows=np.zeros((0, 0))), 0.0).busiest_rows == 0
+
+
+@pytest.mark.parametrize("reason", [*FormReason, *Trigger])
+def test_every_reason_is_explained(reason):
+    assert f"`{reason}`" in DOCS.read_text(encoding="utf-8")
