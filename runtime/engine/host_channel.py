@@ -25,6 +25,7 @@ BEAT = "beat"
 BEATS_PER_TIMEOUT = 4
 MAX_DETAIL = 500
 MIN_WAIT_S = 0.001
+STANDSTILL_S = 1.0  # that a wait may last longer than asked for before it counts as one's own standstill
 
 
 class HostGone(Unavailable):
@@ -120,6 +121,7 @@ class HostChannel:
     def _read(self, num_bytes: int, deadline: float | None) -> bytes:
         parts, missing = [], num_bytes
         while missing:
+            began_s = time.monotonic()
             try:
                 if deadline is not None:
                     self._socket.settimeout(
@@ -127,6 +129,8 @@ class HostChannel:
                     )
                 part = self._socket.recv(min(missing, 1 << 20))
             except TimeoutError:
+                if deadline is None and time.monotonic() - began_s > self._timeout_s + STANDSTILL_S:
+                    continue  # this process stood still, with its machine perhaps: it would have heard nothing
                 is_late = deadline is not None and time.monotonic() >= deadline
                 raise HostGone("too slow" if is_late else f"silent for {self._timeout_s:g} s") from None
             except OSError as error:
