@@ -155,7 +155,7 @@ class DeviceArrays:
         sampling: SamplingState = make_sampling_state(num_slots - 1, self._arch.vocab_size)
         sampling = jax.tree.map(partial(self._mesh.spread, SHARDS), sampling)
         if self.placement is not None:
-            weight = self._mesh.put(np.float32(self._balance_weight))
+            weight = self._mesh.put(np.array(self._balance_weight, np.float32))
             params = replace(params, balance_weight=weight)
             for layer, table in enumerate(copies_table(self.placement)):
                 params = with_copies(params, layer, self._mesh.put(table))

@@ -63,7 +63,7 @@ class DeviceWork:
                 self._move(command)
             case SetBalanceWeight(weight):
                 assert self.mesh is not None
-                share = self.mesh.put(np.float32(weight))
+                share = self.mesh.put(np.array(weight, np.float32))
                 self.state.params = replace(self.state.params, balance_weight=share)
             case LeanRouter(layer, bias):
                 self._lean(layer, bias)
@@ -118,8 +118,8 @@ class DeviceWork:
         """Copy an expert from the store over a slot, in place; the tables of slots are `SetSlots`'s business."""
         ffn = self._experts(wake.layer)
         numbers = np.int32(wake.expert), np.int32(wake.slot)
-        slots = self.compiler.call(WAKE_EXPERT, ffn.w_gate_up, ffn.w_down, ffn.store, *numbers)
-        self._replace(wake.layer, *slots, ffn.copies)
+        gate_up, down = self.compiler.call(WAKE_EXPERT, ffn.w_gate_up, ffn.w_down, ffn.store, *numbers)
+        self._replace(wake.layer, gate_up, down, ffn.copies)
 
     def _experts(self, layer: int) -> MoEParams:
         ffn = self.state.params.layers[layer].ffn
