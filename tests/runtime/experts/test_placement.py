@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from runtime.experts.balancer import balance
 from runtime.experts.placement import ExpertPlacement, Move, apply
+from tests.runtime.experts.expert_cases import shapes_and_loads
 
 
 def one_layer(*experts: int, devices: int = 2, num_experts: int = 3) -> ExpertPlacement:
@@ -94,6 +98,54 @@ def test_an_exchange_swaps_two_slots():
 def test_a_move_that_breaks_serving_is_refused(move, message):
     with pytest.raises(ValueError, match=message):
         apply(one_layer(0, 1, 2, 0), move)
+
+
+@pytest.mark.parametrize("slot", [-1, 4])
+def test_a_slot_that_is_none_is_refused(slot):
+    for move in (Move(0, slot, 1, 1), Move(0, 3, 0, slot)):
+        with pytest.raises(ValueError, match="slots are 0 to 3"):
+            apply(one_layer(0, 1, 2, 0), move)
+
+
+@given(shapes_and_loads(), st.integers(0, 2**32 - 1))
+def test_what_a_move_leaves_is_what_the_whole_check_would_let_through(case, seed):
+    """A move looks at what it touches only; the check of a whole placement says whether that was enough."""
+    shape, loads = case
+    placement, rng = balance(loads, shape), np.random.default_rng(seed)
+    for _ in range(20):
+        layer, is_exchange = int(rng.integers(placement.num_layers)), bool(rng.integers(2))
+        to_slot, from_slot = map(int, rng.integers(placement.num_slots, size=2))
+        row = placement.slot_experts[layer].copy()
+        move = Move(layer, to_slot, int(row[from_slot]), from_slot, is_exchange)
+        if is_exchange:
+            row[from_slot] = row[to_slot]
+        row[to_slot] = move.expert
+        is_only = (
+            not is_exchange
+            and (placement.slot_experts[layer] == placement.slot_experts[layer, to_slot]).sum() < 2
+        )
+        try:
+            wanted = ExpertPlacement(
+                np.concatenate([placement.slot_experts[:layer], [row], placement.slot_experts[layer + 1 :]]),
+                placement.num_devices,
+                placement.num_experts,
+            )
+        except ValueError:
+            wanted = None
+        if wanted is None or is_only:
+            with pytest.raises(ValueError, match="holds"):
+                apply(placement, move)
+        else:
+            placement = apply(placement, move)
+            assert placement == wanted
+            np.testing.assert_array_equal(placement.copies, wanted.copies)
+            assert not placement.slot_experts.flags.writeable
+
+
+def test_layers_can_be_taken_out():
+    both = ExpertPlacement(np.array([[0, 1, 2, 0], [0, 1, 2, 1]]), 2, 3)
+    assert both.only([1]) == one_layer(0, 1, 2, 1)
+    assert both.only([1, 0]).slot_experts.tolist() == [[0, 1, 2, 1], [0, 1, 2, 0]]
 
 
 def test_equality_is_of_the_contents():
