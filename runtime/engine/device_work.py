@@ -110,18 +110,18 @@ class DeviceWork:
 
     def _move(self, move: MoveWeights) -> None:
         """Copy experts' weights to other slots, in place, and put the table of copies that names them there."""
-        ffn = self._experts(move.layer)
+        ffn = self.experts(move.layer)
         moved = self.compiler.call(MOVE_EXPERT, ffn.w_gate_up, ffn.w_down, ffn.copies, move.order)
         self._replace(move.layer, *moved)
 
     def _wake(self, wake: WakeWeights) -> None:
         """Copy an expert from the store over a slot, in place; the tables of slots are `SetSlots`'s business."""
-        ffn = self._experts(wake.layer)
+        ffn = self.experts(wake.layer)
         numbers = np.int32(wake.expert), np.int32(wake.slot)
         gate_up, down = self.compiler.call(WAKE_EXPERT, ffn.w_gate_up, ffn.w_down, ffn.store, *numbers)
         self._replace(wake.layer, gate_up, down, ffn.copies)
 
-    def _experts(self, layer: int) -> MoEParams:
+    def experts(self, layer: int) -> MoEParams:
         ffn = self.state.params.layers[layer].ffn
         if not isinstance(ffn, MoEParams):
             raise ValueError(f"layer {layer} has no experts")
@@ -129,6 +129,6 @@ class DeviceWork:
 
     def _replace(self, layer: int, gate_up: jax.Array, down: jax.Array, copies: jax.Array | None) -> None:
         layers = list(self.state.params.layers)
-        ffn = replace(self._experts(layer), w_gate_up=gate_up, w_down=down, copies=copies)
+        ffn = replace(self.experts(layer), w_gate_up=gate_up, w_down=down, copies=copies)
         layers[layer] = replace(layers[layer], ffn=ffn)
         self.state.params = replace(self.state.params, layers=tuple(layers))

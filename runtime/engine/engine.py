@@ -241,7 +241,7 @@ class Engine:
     def measure_move(self) -> float:
         """Seconds that the copy of one expert takes, after a first one: warm-up and price in one."""
         layer = self._work.first_expert_layer
-        table = np.asarray(self._work.state.params.layers[layer].ffn.copies)
+        table = np.asarray(self._work.experts(layer).copies)
         for _ in range(2):
             start = time.monotonic()
             self.move_experts(layer, {0: 0}, table)  # slot 0 over itself

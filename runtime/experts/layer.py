@@ -69,6 +69,7 @@ def moe_stages(
     routed = choose_experts(params, x, is_real, routing, tokens)
     experts = partial(_experts, params, activation)
     if exchange is not None:
+        assert balance_weight is not None
         slots_here, sent = params.w_gate_up.shape[0], x.astype(params.w_gate_up.dtype)
         copies = CopyTable(params.copies, balance_weight, slots_here * exchange.num_devices)
         counts = count_tokens(routed, is_real, num_experts)

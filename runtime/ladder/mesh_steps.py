@@ -103,7 +103,9 @@ class MeshSteps:
     def lower_move(self, params: Params) -> Any:
         """move_experts, which serves all layers: their experts have one shape. params: the weights as shapes."""
         pairs = zip(params.layers, self._params.layers, strict=True)
-        experts, cut = next((a.ffn, p.ffn) for a, p in pairs if isinstance(a.ffn, MoEParams))
+        experts, cut = next(
+            (a.ffn, p.ffn) for a, p in pairs if isinstance(a.ffn, MoEParams) and isinstance(p.ffn, MoEParams)
+        )
         cuts = (cut.w_gate_up, cut.w_down, cut.copies)
         run = self._wrap(partial(move_experts, axis=EXPERT_AXIS), (*cuts, EVERYWHERE), cuts)
         order = jax.ShapeDtypeStruct((2 * SLOTS_A_TRANSFER + experts.copies.size,), jnp.int32)
