@@ -1,12 +1,12 @@
 """How the copies of an expert share the rows of a step: by the rows of this very step, inside the compiled step.
 
-Whole numbers throughout, so that every device which has the same counts comes to the same, whatever order it adds in: in
+Sums are of whole numbers, so that every device which has the same counts comes to the same, whatever order it adds in: in
 `gather` each device decides for all rows, and a row that two devices see elsewhere would be lost. Shares of rows are in
-units of 2 ** -bits rows.
+units of 2 ** -bits rows; only scaling by element is float32, in operations that round alike everywhere.
 
 Levelling is the fixed point of `shares._levelled`: each copy moves towards what would bring its device to the mean of the
 devices that hold its expert. Few rounds, as each is some small kernels in every layer; what comes out is compared with equal
-shares, in whole rows, and never worse for the busiest device.
+shares, in whole rows, and never worse for the busiest device (of the rows that are known: all, or a device's own).
 """
 
 from dataclasses import dataclass, field
