@@ -1,12 +1,24 @@
 """What the mover and the balancing need of an engine, in memory: which expert's weights each slot holds, and what was set."""
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 import numpy as np
 
+from runtime.adaptive.decision import DecisionLog
 from runtime.config import EngineConfig, parse_config
+from runtime.engine.balancing import ExpertBalancing
+from runtime.engine.commands import MoveExperts
+from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_status import ExpertOrder
 from runtime.engine.step_forms import StepForms
+from runtime.engine.traffic_mix import Mixes
 from runtime.experts.placement import ExpertPlacement
+from runtime.experts.shares import device_loads
+from tests.runtime.experts.expert_cases import zipf
+
+LAYERS, EXPERTS = 3, 16
+TOKENS = np.round(zipf(LAYERS, EXPERTS)).astype(np.int64)
 
 
 class SlotsInMemory:
@@ -45,3 +57,46 @@ def expert_config(**batch_processing: float) -> EngineConfig:
             "batch_processing": {"dynamic_adjust_window": "1s"} | batch_processing,
         }
     )
+
+
+class Served:
+    """A balancing with a clock of its own. One step of TOKENS a `step`."""
+
+    def __init__(self, slice_s: float = 0.0, **batch_processing: float) -> None:
+        """slice_s: what any slice takes on the timer; at 0 a turn does all there is."""
+        self.now_s, self.timer_s, self.slice_s = 0.0, 0.0, slice_s
+        self.start = ExpertPlacement.uniform(LAYERS, EXPERTS, 4, 5)
+        self.slots = SlotsInMemory(self.start)
+        self.mover = ExpertMover(self.slots, self.start)
+        self.decisions = DecisionLog(64)
+        self.num_forgotten, self.hour = 0, 0.0
+        self.mixes: Mixes = (None, None)
+        self.balancing = ExpertBalancing(
+            expert_config(**batch_processing),
+            self.mover,
+            self.decisions,
+            lambda: self.now_s,
+            self._forget,
+            lambda: self.hour,
+            lambda: self.mixes,
+            self._read_timer,
+        )
+
+    def _forget(self) -> None:
+        self.num_forgotten += 1
+
+    def _read_timer(self) -> float:
+        self.timer_s += self.slice_s
+        return self.timer_s
+
+    def step(self, step_share: float | None = 0.1, tokens: np.ndarray = TOKENS) -> None:
+        rows = np.round(device_loads(self.mover.placement, tokens)).astype(np.int64)
+        self.balancing.on_step(tokens, rows, 1, 0.1)
+        self.now_s += 1.0
+        self.balancing.turn(self.now_s, step_share)
+        np.testing.assert_array_equal(self.slots.weights, self.mover.placement.slot_experts)
+
+    def order(self, **wishes) -> Future:
+        done: Future = Future()
+        MoveExperts(ExpertOrder(**wishes), self.balancing.carry_out, done).run()
+        return done

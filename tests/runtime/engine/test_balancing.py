@@ -5,64 +5,13 @@ from concurrent.futures import CancelledError, Future
 import numpy as np
 import pytest
 
-from runtime.adaptive.decision import DecisionLog
-from runtime.engine.balancing import ExpertBalancing
 from runtime.engine.commands import MoveExperts
-from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.expert_status import ExpertOrder
-from runtime.engine.traffic_mix import Mixes
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.experts.placement import ExpertPlacement, Move
 from runtime.experts.rebalance_plan import PlanAnew
 from runtime.experts.shares import device_loads
-from tests.runtime.engine.expert_engine import SlotsInMemory, expert_config
-from tests.runtime.experts.expert_cases import zipf
-
-LAYERS, EXPERTS = 3, 16
-TOKENS = np.round(zipf(LAYERS, EXPERTS)).astype(np.int64)
-
-
-class Served:
-    """A balancing with a clock of its own. One step of TOKENS a `step`."""
-
-    def __init__(self, slice_s: float = 0.0, **batch_processing: float) -> None:
-        """slice_s: what any slice takes on the timer; at 0 a turn does all there is."""
-        self.now_s, self.timer_s, self.slice_s = 0.0, 0.0, slice_s
-        self.start = ExpertPlacement.uniform(LAYERS, EXPERTS, 4, 5)
-        self.slots = SlotsInMemory(self.start)
-        self.mover = ExpertMover(self.slots, self.start)
-        self.decisions = DecisionLog(64)
-        self.num_forgotten, self.hour = 0, 0.0
-        self.mixes: Mixes = (None, None)
-        self.balancing = ExpertBalancing(
-            expert_config(**batch_processing),
-            self.mover,
-            self.decisions,
-            lambda: self.now_s,
-            self._forget,
-            lambda: self.hour,
-            lambda: self.mixes,
-            self._read_timer,
-        )
-
-    def _forget(self) -> None:
-        self.num_forgotten += 1
-
-    def _read_timer(self) -> float:
-        self.timer_s += self.slice_s
-        return self.timer_s
-
-    def step(self, step_share: float | None = 0.1, tokens: np.ndarray = TOKENS) -> None:
-        rows = np.round(device_loads(self.mover.placement, tokens)).astype(np.int64)
-        self.balancing.on_step(tokens, rows, 1, 0.1)
-        self.now_s += 1.0
-        self.balancing.turn(self.now_s, step_share)
-        np.testing.assert_array_equal(self.slots.weights, self.mover.placement.slot_experts)
-
-    def order(self, **wishes) -> Future:
-        done: Future = Future()
-        MoveExperts(ExpertOrder(**wishes), self.balancing.carry_out, done).run()
-        return done
+from tests.runtime.engine.expert_engine import EXPERTS, LAYERS, TOKENS, Served, expert_config
 
 
 def test_a_full_load_moves_experts_until_devices_are_even():
@@ -73,96 +22,6 @@ def test_a_full_load_moves_experts_until_devices_are_even():
     assert after < before
     assert served.mover.num_applied > 0
     assert any(reason == "started" for _, reason in served.decisions.counts)
-
-
-def served_in_slices(**batch_processing: float) -> Served:
-    """Until the controller's plan is half made."""
-    served = Served(slice_s=1.0, **batch_processing)
-    for _ in range(10):
-        served.step(step_share=0.7)
-        if served.balancing.status().reason == "planning":
-            return served
-    raise AssertionError("no plan was begun")
-
-
-def test_a_turn_does_one_slice_and_what_is_decided_is_the_same():
-    whole, sliced = Served(), served_in_slices()
-    whole.step(step_share=0.7)
-    num_planning = 0
-    while sliced.balancing.status().reason == "planning":
-        assert sliced.mover.num_applied == sliced.mover.num_waiting == 0
-        sliced.balancing.turn(sliced.now_s, 0.7)
-        num_planning += 1
-        assert num_planning < 5 * LAYERS  # another window is learned from meanwhile
-    assert num_planning > 2 * LAYERS  # a layer at a time, half of its work
-    assert sliced.balancing.status().reason == whole.balancing.status().reason == "started"
-    for served in (whole, sliced) * 20:
-        served.balancing.turn(served.now_s, None)
-    assert whole.mover.num_waiting == sliced.mover.num_waiting == 0
-    assert whole.mover.placement == sliced.mover.placement != whole.start
-
-
-def test_windows_are_learned_from_while_a_plan_is_made():
-    """A plan that takes longer than a window ends all the same, where traffic stays what it is."""
-    served, windows = served_in_slices(), served_in_slices().balancing._forecast._predictor.num_windows
-    for _ in range(12 * LAYERS):
-        served.step(step_share=0.7)
-    assert served.balancing._forecast._predictor.num_windows > windows
-    assert served.decisions.counts["expert_placement", "started"] >= 1
-    assert served.mover.num_applied > 0
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda served: served.order(pinned_layers=(1,)), "changed_under_plan"),
-        (lambda served: served.order(is_paused=True), "paused"),
-        (lambda served: [served.step(0.7, TOKENS[:, ::-1]) for _ in range(3)], "changed_under_plan"),
-        (lambda served: setattr(served, "now_s", served.now_s + 100), "overdue"),
-    ],
-)
-def test_a_plan_of_the_controllers_ends_with_the_reason_when_what_it_is_for_changes(change, reason):
-    served = served_in_slices()
-    change(served)
-    for _ in range(6):  # a window is learned from first
-        if served.balancing.status().reason == "planning":
-            served.balancing.turn(served.now_s, 0.7)
-    assert served.balancing.status().reason == reason
-    assert served.mover.num_waiting == 0
-    assert served.decisions.counts["expert_placement", reason] == 1
-    served.order(is_paused=False)
-    for _ in range(60):
-        served.step(step_share=0.7)
-    assert served.mover.num_applied > 0  # the next plan is made
-
-
-def test_an_order_goes_before_the_controllers_plan_which_ends_with_it():
-    served = served_in_slices()
-    shown = served.order(rebalance="plan")
-    for _ in range(10):
-        served.balancing.turn(served.now_s, 0.7) if not shown.done() else None
-    assert shown.done()
-    assert served.balancing.status().reason == "planning"  # goes on, as nothing was moved
-    applied = served.order(rebalance="apply")
-    for _ in range(10):
-        served.balancing.turn(served.now_s, 0.7) if not applied.done() else None
-    assert served.balancing.status().reason == "ordered"
-    assert served.decisions.counts["expert_placement", "changed_under_plan"] == 1
-    for _ in range(40):
-        served.step(step_share=0.1)
-    assert served.mover.num_applied == applied.result().num_moves
-
-
-def test_a_bias_that_is_taken_back_while_it_is_put_on_layers_stays_away():
-    served = Served(slice_s=1.0, expert_lean_between=0.2)
-    for _ in range(5):
-        served.step() if not served.slots.lean.any() else None
-    assert served.slots.lean.any()
-    assert not served.slots.lean[-1].any()  # a layer a turn
-    served.balancing.configure(expert_config())
-    for _ in range(10):
-        served.step()
-    assert not served.slots.lean.any()
 
 
 def test_a_light_load_moves_nothing():

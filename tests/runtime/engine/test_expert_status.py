@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.experts.rebalancing import Reason
-from tests.runtime.engine.test_balancing import Served
+from tests.runtime.engine.expert_engine import Served
 
 DOCS = Path(__file__).parents[3] / "docs" / "experts.md"
 
