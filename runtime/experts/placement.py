@@ -183,12 +183,12 @@ def apply(placement: ExpertPlacement, move: Move) -> ExpertPlacement:
     return placement.with_layers({move.layer: moved(placement, move)})
 
 
-def moved(placement: ExpertPlacement, move: Move, row: np.ndarray | None = None) -> np.ndarray:
-    """int32 [S], the move's layer after it; row: what the layer holds by now, where that is not the placement's.
+def moved(placement: ExpertPlacement, move: Move, by_now: np.ndarray | None = None) -> np.ndarray:
+    """int32 [S], the move's layer after it; by_now: what the layer holds before it, where that is not the placement's.
 
     Only what the move touches is looked at. ValueError if serving could not go on while or after it is made.
     """
-    row = placement.slot_experts[move.layer] if row is None else row
+    row: np.ndarray = placement.slot_experts[move.layer] if by_now is None else by_now
     if not (0 <= move.to_slot < len(row) and 0 <= move.from_slot < len(row)):
         raise ValueError(f"{move}: slots are 0 to {len(row) - 1}")
     old = int(row[move.to_slot])
