@@ -183,30 +183,30 @@ def apply(placement: ExpertPlacement, move: Move) -> ExpertPlacement:
     return placement.with_layers({move.layer: moved(placement, move)})
 
 
-def moved(placement: ExpertPlacement, move: Move, row: np.ndarray | None = None) -> np.ndarray:
-    """int32 [S], the move's layer after it; row: what the layer holds by now, where that is not the placement's.
+def moved(placement: ExpertPlacement, move: Move, by_now: np.ndarray | None = None) -> np.ndarray:
+    """int32 [S], the move's layer after it; by_now: what the layer holds before it, where that is not the placement's.
 
     Only what the move touches is looked at. ValueError if serving could not go on while or after it is made.
     """
-    now: np.ndarray = placement.slot_experts[move.layer] if row is None else row
-    if not (0 <= move.to_slot < len(now) and 0 <= move.from_slot < len(now)):
-        raise ValueError(f"{move}: slots are 0 to {len(now) - 1}")
-    old = int(now[move.to_slot])
-    if now[move.from_slot] != move.expert:
-        raise ValueError(f"{move}: from_slot holds expert {now[move.from_slot]}")
-    if not move.is_exchange and np.count_nonzero(now == old) < 2:
+    row: np.ndarray = placement.slot_experts[move.layer] if by_now is None else by_now
+    if not (0 <= move.to_slot < len(row) and 0 <= move.from_slot < len(row)):
+        raise ValueError(f"{move}: slots are 0 to {len(row) - 1}")
+    old = int(row[move.to_slot])
+    if row[move.from_slot] != move.expert:
+        raise ValueError(f"{move}: from_slot holds expert {row[move.from_slot]}")
+    if not move.is_exchange and np.count_nonzero(row == old) < 2:
         raise ValueError(f"{move}: to_slot holds the only copy of expert {old}")
-    now = now.copy()
-    now[move.to_slot] = move.expert
+    row = row.copy()
+    row[move.to_slot] = move.expert
     written = {move.to_slot: move.expert}
     if move.is_exchange:
-        now[move.from_slot] = old
+        row[move.from_slot] = old
         written[move.from_slot] = old
     for slot, expert in written.items():
         device, width = slot // placement.slots_per_device, placement.slots_per_device
-        if np.count_nonzero(now[device * width : (device + 1) * width] == expert) > 1:
+        if np.count_nonzero(row[device * width : (device + 1) * width] == expert) > 1:
             raise ValueError(f"{move}: after it device {device} holds expert {expert} in two slots")
-    return now
+    return row
 
 
 def _start_device(own: list[np.ndarray], device: int, num_slots: int) -> np.ndarray:
