@@ -5,6 +5,7 @@ HTTP is up at once and says "loading" while weights and rungs come; SIGTERM drai
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -117,6 +118,8 @@ class LoadingServer(DrainingServer):
         try:
             engine, model = self._build_engine(self._service.config)
             self._engine = engine
+            gc.collect()
+            gc.freeze()  # what is loaded stays: a full collection that walks it stops the engine's thread for 0.1 s
             self._service.attach(model)
             engine.start()
         except RuntimeFault as fault:
@@ -151,6 +154,7 @@ class LoadingServer(DrainingServer):
             await asyncio.sleep(REPORT_S)
             num_ready = sum(r.state == "ready" for r in snapshot.rungs)
             print(f"moe-ladder: {num_ready} of {len(snapshot.rungs)} rungs compiled", flush=True)
+        gc.freeze()  # the compiled rungs, too
         print(f"moe-ladder: all rungs ready after {time.monotonic() - start:.1f} s", flush=True)
 
 
