@@ -1,5 +1,6 @@
 """The command: arguments, the time while the model loads, and models that cannot be loaded."""
 
+import gc
 import threading
 from pathlib import Path
 
@@ -81,6 +82,8 @@ def test_http_is_up_while_the_model_loads(capfd: pytest.CaptureFixture[str]) -> 
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     started.may_build.set()
     until(lambda: httpx.get(f"{started.url}/health/ready").status_code == 200)
+    assert gc.get_freeze_count() > 10_000, "what is loaded is no work for the collector"
+    gc.unfreeze()
     answer = httpx.post(f"{started.url}/v1/completions", json={"model": "fake", "prompt": "a"})
     assert answer.json()["choices"][0]["text"] == "a"
     until(lambda: "fake is ready" in capfd.readouterr().out)
