@@ -39,21 +39,25 @@ class ExpertResidency:
     ) -> None:
         self.config = config
         self._engine, self._shape, self._decisions, self._clock = engine, shape, decisions, clock
-        num_layers = len(shape.is_sparse)
+        self._layers = np.flatnonzero(
+            shape.is_sparse
+        )  # all below is of these: the others have nothing to put to sleep
+        num_layers = len(self._layers)
         self._residency = Residency(num_layers, shape.num_experts, shape.num_slots, start_s=clock())
         self._rows = np.zeros(num_layers, np.int64)  # of experts, since the start
         self._asleep = np.zeros((num_layers, len(AsleepColumn)), np.int64)
         self._num_steps = 0
         self._reasons: Counter[str] = Counter()  # since the start, as told
         self._untold: Counter[str] = Counter()  # since the log was written last
-        self._told_s, self._told_resident = clock(), self._num_resident
+        self._told_s, self._told_resident = clock(), self._residency.num_resident
 
     def on_step(self, expert_tokens: np.ndarray, asleep: np.ndarray, num_steps: int) -> None:
         """A launch was read: tokens [L, E] and what was asleep [L, AsleepColumn], of all its steps."""
-        self._rows += expert_tokens.sum(axis=1)
-        self._asleep += asleep
+        tokens = expert_tokens[self._layers]
+        self._rows += tokens.sum(axis=1)
+        self._asleep += asleep[self._layers]
         self._num_steps += max(1, num_steps)
-        self._residency.observe(expert_tokens, num_steps, self._clock())
+        self._residency.observe(tokens, num_steps, self._clock())
 
     def turn(self, now_s: float) -> None:
         """Between two launches: decide, copy, tell."""
@@ -61,24 +65,24 @@ class ExpertResidency:
         settings = ResidencySettings(experts.sleep_after, experts.swaps_per_step, experts.wake_margin)
         change = self._residency.decide(settings)
         for wake in change.wakes:
-            self._engine.change_slots(WakeWeights(wake.layer, wake.expert, wake.slot))
-        for layer in change.layers:
-            self._engine.change_slots(SetSlots(layer, self._residency.slot_of_expert[layer].copy()))
+            self._engine.change_slots(WakeWeights(int(self._layers[wake.layer]), wake.expert, wake.slot))
+        for place in change.layers:
+            table = self._residency.slot_of_expert[place].copy()
+            self._engine.change_slots(SetSlots(int(self._layers[place]), table))
         self._note(change)
         if now_s - self._told_s >= self.config.batch_processing.dynamic_adjust_window and self._untold:
             self._tell(now_s)
 
     def status(self) -> ResidencyStatus:
-        shape, rows = self._shape, int(self._rows.sum())
-        sparse, asleep = list(shape.is_sparse), self._asleep.sum(axis=0).tolist()
-        layer_rows = self._rows[sparse].tolist()
-        layer_asleep = self._asleep[sparse, AsleepColumn.ROWS].tolist()
+        shape, rows, num_layers = self._shape, int(self._rows.sum()), len(self._layers)
+        asleep, layer_rows = self._asleep.sum(axis=0).tolist(), self._rows.tolist()
+        layer_asleep = self._asleep[:, AsleepColumn.ROWS].tolist()
         return ResidencyStatus(
             num_slots=shape.num_slots,
             num_experts=shape.num_experts,
-            num_resident=self._num_resident,
-            slot_experts=tuple(map(tuple, self._residency.expert_of_slot[sparse].tolist())),
-            layers=tuple(np.flatnonzero(sparse).tolist()),
+            num_resident=self._residency.num_resident,
+            slot_experts=tuple(map(tuple, self._residency.expert_of_slot.tolist())),
+            layers=tuple(self._layers.tolist()),
             num_steps=self._num_steps,
             layer_rows=tuple(layer_rows),
             layer_asleep_rows=tuple(layer_asleep),
@@ -92,13 +96,9 @@ class ExpertResidency:
             prefetches_used=asleep[AsleepColumn.STAGED_USED],
             prefetches_unused=asleep[AsleepColumn.STAGED_UNUSED],
             changes={r.value: self._reasons[r] + self._untold[r] for r in ResidencyReason},
-            device_bytes=sum(sparse) * shape.num_slots * shape.expert_bytes,
-            host_bytes=sum(sparse) * shape.num_experts * shape.expert_bytes,
+            device_bytes=num_layers * shape.num_slots * shape.expert_bytes,
+            host_bytes=num_layers * shape.num_experts * shape.expert_bytes,
         )
-
-    @property
-    def _num_resident(self) -> int:
-        return int((self._residency.expert_of_slot[list(self._shape.is_sparse)] >= 0).sum())
 
     def _note(self, change: ResidencyChange) -> None:
         self._untold[ResidencyReason.EVICTED] += sum(w.evicted is not None for w in change.wakes)
@@ -109,7 +109,7 @@ class ExpertResidency:
 
     def _tell(self, now_s: float) -> None:
         """One decision for each reason of the last window: swaps are too many to be told one by one."""
-        before, after, rows = self._told_resident, self._num_resident, int(self._rows.sum())
+        before, after, rows = self._told_resident, self._residency.num_resident, int(self._rows.sum())
         hit_rate = 1 - int(self._asleep[:, AsleepColumn.ROWS].sum()) / rows if rows else None
         for reason, number in self._untold.items():
             inputs = {"times": number, "hit_rate_since_start": hit_rate}
