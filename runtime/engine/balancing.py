@@ -143,7 +143,7 @@ class ExpertBalancing:
             return False
         if self._decision is not None:
             self._go_on_deciding(now_s, step_share)
-        elif self._is_due:
+        elif self._is_due and not self._is_ordered:
             self._ask(now_s, step_share)
         else:
             return False
@@ -166,6 +166,7 @@ class ExpertBalancing:
                     "no traffic has been seen: there is nothing to balance for", param="rebalance"
                 )
             self._planning.add(order.rebalance == "apply", done, self._clock())
+            self._is_due = False  # else the controller would be asked once the order moves, and windows would wait for it
         if order.pinned_layers is not None:
             self._pin(frozenset(order.pinned_layers))
         if order.is_paused is not None:
