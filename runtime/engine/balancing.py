@@ -320,6 +320,7 @@ class ExpertBalancing:
         weight = self.config.batch_processing.expert_lean_between
         if weight == 0:
             return
+        yield True
         wanted = lean_between_experts(self._mover.placement, window.astype(np.float64), weight)
         before = np.zeros_like(wanted) if self._lean is None else self._lean
         self._lean = before + np.float32(LEAN_STEP) * (wanted - before)

@@ -41,6 +41,7 @@ class ExpertForecast:
         self.window = np.zeros((placement.num_layers, placement.num_experts), np.int64)
         self._tokens = self.window.copy()  # of the window that goes on
         self._num_steps = 0
+        self._began_hour = 0.0  # of that window
         self._window_rows = np.zeros((placement.num_layers, placement.num_devices), np.int64)
         self.rows = self._window_rows.copy()
         self.loads: np.ndarray | None = None
@@ -53,6 +54,8 @@ class ExpertForecast:
         self, expert_tokens: np.ndarray, device_rows: np.ndarray, num_steps: int, step_s: float
     ) -> None:
         """A launch was read: tokens [L, E] and rows [L, D] of all its steps, seconds of one."""
+        if self._num_steps == 0:
+            self._began_hour = self._hour()
         self._tokens += expert_tokens
         self._window_rows += device_rows
         self.rows += device_rows
@@ -69,13 +72,15 @@ class ExpertForecast:
     def learn(self) -> Iterator[bool]:
         """End the window, in slices: a turn may end at each yield, which is True as there is more."""
         self.imbalance = float(imbalance(self._window_rows.astype(np.float64)).mean())
-        self.window, num_steps, hour = self._tokens.copy(), self._num_steps, self._hour()
+        self.window, num_steps, began_hour = self._tokens.copy(), self._num_steps, self._began_hour
         self._tokens[:], self._window_rows[:], self._num_steps = 0, 0, 0
         seen, coming = self._end_mix()
+        yield True  # the mix looks at each sequence that runs or waits
         has_experts = self.window.any(axis=1, keepdims=True)
-        self._predictor.observe(np.where(has_experts, self.window, 1), seen, hour)
+        for _ in self._predictor.observing(np.where(has_experts, self.window, 1), seen, began_hour):
+            yield True
         yield True
-        forecast = self._predictor.predict(coming, hour)
+        forecast = self._predictor.predict(coming, self._hour())
         total = sum((coming or {}).values())
         self.status = ForecastStatus(
             forecast.source.value,
@@ -84,4 +89,3 @@ class ExpertForecast:
         )
         a_step = self.window.sum(axis=1, keepdims=True) / num_steps
         self.loads, self.uncertainty = forecast.loads * a_step, forecast.uncertainty * a_step
-        yield True

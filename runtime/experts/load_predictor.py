@@ -1,26 +1,29 @@
 """What each expert's load will be in the next window, from the windows before. Knows nothing of placements.
 
-Five sources make a forecast for every window and are scored on it once it has come; the forecast that counts is the one
-of the source with the lowest smoothed error, if that is clearly lower than the error of "last window", which is what
-everybody has; else it is the last window.
+Five sources make a forecast for every window and are scored on it once it has come, as they were made by `predict`: where the
+mix of keys was foreseen wrongly, "mix" pays for it. The forecast that counts is the one of the source with the lowest smoothed
+error, if that is clearly lower than the error of "last window", which is what everybody has; else it is the last window.
 
 - average: short exponential average; when the traffic jumps it starts anew from the cluster of the window.
 - cluster: like windows are learned online as clusters; the forecast is the mean of the cluster of the last window.
 - mix: rates by traffic key (data set, tenant, route), where callers say which keys the next window is made of. Windows
-  are mixtures, so keys share the blame for an error in proportion to their tokens (normalised least mean squares).
+  are mixtures, so keys share the blame for an error in proportion to their tokens (normalised least mean squares). The part
+  of keys that are not known is taken to be like the average.
 - hour: a profile over the hours of the day, where an hour is given.
 
 Hotness follows the data set and lasts tens to hundreds of steps (TensorRT-LLM's wide-EP notes; our recorded routing).
 """
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 
 HOURS = 24
+KEYS_IN_A_SLICE = 8  # of `observing`: about half a millisecond at 58 x 256
 
 
 class Source(StrEnum):
@@ -38,7 +41,8 @@ class PredictorConfig:
     """average_half_life: windows. slow_gain: smallest weight of a new window in clusters, keys and hours.
     jump: distance between windows, in [0, 1], above which traffic is another; where averages restart and clusters begin.
     score_half_life: windows that a source's error is smoothed over. margin: how much lower than the error of the last
-    window a source's must be. max_clusters, max_keys: the least recently seen is forgotten above it.
+    source's must be. max_clusters: the least recently seen is forgotten above it. max_keys: the one with the fewest tokens of
+    late, which is the mean over about key_half_life windows, so that keys that come once push out no frequent one.
     """
 
     average_half_life: float = 4.0
@@ -48,9 +52,10 @@ class PredictorConfig:
     margin: float = 0.02
     max_clusters: int = 16
     max_keys: int = 64
+    key_half_life: float = 64.0
 
     def __post_init__(self) -> None:
-        for name in ("average_half_life", "score_half_life"):
+        for name in ("average_half_life", "score_half_life", "key_half_life"):
             if not 0 < getattr(self, name) <= 1e6:
                 raise ValueError(f"{name} must be in (0, 1e6] windows, not {getattr(self, name)}")
         for name in ("slow_gain", "jump"):
@@ -76,11 +81,12 @@ class Prediction:
 
 @dataclass(eq=False)
 class _Rates:
-    """A mean [L, E] of windows, `num` of them so far, last touched at window `seen`."""
+    """A mean [L, E] of windows, `num` of them so far, last touched at window `seen`. part: of the windows' tokens, of late."""
 
     rates: np.ndarray
     num: int = 1
     seen: int = 0
+    part: float = 0.0
 
     def add(self, window: np.ndarray, slowest: float, seen: int) -> None:
         self.num += 1
@@ -108,27 +114,39 @@ class LoadPredictor:
         self._errors: dict[Source, float] = {}
         self._scored: dict[Source, int] = {}
         self._squares: np.ndarray | None = None
+        self._foreseen: dict[Source, np.ndarray] | None = None  # by the last `predict`, until its window has come
 
     def observe(
         self, counts: np.ndarray, mix: Mapping[str, float] | None = None, hour: float | None = None
     ) -> None:
         """Scores every source on the window with token counts [L, E], then learns from it.
 
-        mix: tokens of each traffic key in the window. hour: of the day, in [0, 24). A window without tokens in some
-        layer says nothing and is passed over.
+        mix: tokens of each traffic key in the window. hour: of the day, in [0, 24). What `predict` foresaw is scored; if it
+        was not asked, what it would have said for this mix and hour. A window without tokens in some layer says nothing
+        and is passed over.
         """
+        for _ in self.observing(counts, mix, hour):
+            pass
+
+    def observing(
+        self, counts: np.ndarray, mix: Mapping[str, float] | None = None, hour: float | None = None
+    ) -> Iterator[None]:
+        """`observe` in slices, for who cannot wait: to be gone through before anything else is asked."""
         window = self._shares_of(counts)
         weights, slot = _checked_mix(mix), _checked_hour(hour)
         if window is None:
             return
-        self._score(window, weights, slot)
+        foreseen, self._foreseen = self._foreseen, None
+        self._score(window, self._forecasts(weights, slot) if foreseen is None else foreseen)
         self.num_windows += 1
-        self._learn(window, weights, slot)
+        self._learn(window, slot)
         self._last = window
+        if weights is not None:
+            yield from self._learn_mix(window, weights)
 
     def predict(self, mix: Mapping[str, float] | None = None, hour: float | None = None) -> Prediction:
         """The next window, made of `mix` if that is known. Even loads before the first window."""
-        forecasts = self._forecasts(_checked_mix(mix), _checked_hour(hour))
+        self._foreseen = forecasts = self._forecasts(_checked_mix(mix), _checked_hour(hour))
         if not forecasts:
             even = np.full((self.num_layers, self.num_experts), 1 / self.num_experts)
             return Prediction(even, even, Source.LAST_WINDOW, {})
@@ -157,14 +175,15 @@ class LoadPredictor:
             Source.AVERAGE: self._average.rates,
             Source.CLUSTER: self._current.rates,
         }
-        if mix is not None and all(key in self._keys for key in mix):
-            found[Source.MIX] = _mixture(self._keys, mix)
+        known = {key: part for key, part in (mix or {}).items() if key in self._keys}
+        if known:
+            part = min(1.0, sum(known.values()))
+            found[Source.MIX] = _mixture(self._keys, known) * part + self._average.rates * (1 - part)
         if hour is not None and hour in self._hours:
             found[Source.HOUR] = self._hours[hour].rates
         return found
 
-    def _score(self, window: np.ndarray, mix: Mapping[str, float] | None, hour: int | None) -> None:
-        forecasts = self._forecasts(mix, hour)
+    def _score(self, window: np.ndarray, forecasts: Mapping[Source, np.ndarray]) -> None:
         gain = _gain(self.config.score_half_life)
         for source, forecast in forecasts.items():
             error = distance(forecast, window)
@@ -179,7 +198,7 @@ class LoadPredictor:
                 squares if self._squares is None else self._squares + gain * (squares - self._squares)
             )
 
-    def _learn(self, window: np.ndarray, mix: Mapping[str, float] | None, hour: int | None) -> None:
+    def _learn(self, window: np.ndarray, hour: int | None) -> None:
         config, now = self.config, self.num_windows
         cluster = self._learn_cluster(window)
         if self._average is None or distance(self._average.rates, window) > config.jump:
@@ -188,8 +207,6 @@ class LoadPredictor:
             )  # what such traffic was like before, if it ever came
         else:
             self._average.add(window, _gain(config.average_half_life), now)
-        if mix is not None:
-            self._learn_mix(window, mix)
         if hour is not None:
             if hour in self._hours:
                 self._hours[hour].add(window, config.slow_gain, now)
@@ -209,26 +226,39 @@ class LoadPredictor:
         self._clusters.append(self._current)
         return self._current
 
-    def _learn_mix(self, window: np.ndarray, mix: Mapping[str, float]) -> None:
+    def _learn_mix(self, window: np.ndarray, mix: Mapping[str, float]) -> Iterator[None]:
+        """In slices of some keys."""
         known = {key: part for key, part in mix.items() if key in self._keys}
         new = {key: part for key, part in mix.items() if key not in self._keys}
+        gain = _gain(self.config.key_half_life)
+        for key, rates in self._keys.items():
+            rates.part += gain * (mix.get(key, 0.0) - rates.part)
         if known:
             missing = window - _mixture(self._keys, known) * sum(known.values())
-            if (
-                new
-            ):  # what the known keys do not explain is the new ones'; from now on they are learned together
+            if new:  # what the known do not explain is the new ones'; from now on they are learned together
                 missing = missing - window * sum(new.values())
             norm = sum(part * part for part in known.values())
-            for key, part in known.items():
-                rates = self._keys[key]
-                rates.num += 1
-                gain = max(1 / rates.num, self.config.slow_gain) * part / norm
-                rates.rates = _normalised(rates.rates + gain * missing)
-                rates.seen = self.num_windows
-        for key in new:
-            if len(self._keys) == self.config.max_keys:
-                del self._keys[min(self._keys, key=lambda k: self._keys[k].seen)]
-            self._keys[key] = _Rates(window, seen=self.num_windows)
+            for keys in itertools.batched(known, KEYS_IN_A_SLICE):
+                yield
+                for key in keys:
+                    self._learn_key(self._keys[key], missing, known[key] / norm)
+        for key, part in new.items():
+            self._add_key(key, _Rates(window, seen=self.num_windows, part=part))
+
+    def _learn_key(self, key: _Rates, missing: np.ndarray, blame: float) -> None:
+        key.num += 1
+        gain = max(1 / key.num, self.config.slow_gain) * blame
+        key.rates = _normalised(key.rates + gain * missing)
+        key.seen = self.num_windows
+
+    def _add_key(self, name: str, key: _Rates) -> None:
+        """Where there is room, or in place of the one with the fewest tokens of late if that has fewer."""
+        if len(self._keys) == self.config.max_keys:
+            rarest = min(self._keys, key=lambda k: (self._keys[k].part, self._keys[k].seen))
+            if self._keys[rarest].part > key.part:
+                return
+            del self._keys[rarest]
+        self._keys[name] = key
 
     def _shares_of(self, counts: np.ndarray) -> np.ndarray | None:
         given = np.asarray(counts, np.float64)

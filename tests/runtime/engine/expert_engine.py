@@ -1,6 +1,6 @@
 """What the mover and the balancing need of an engine, in memory: which expert's weights each slot holds, and what was set."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 import numpy as np
@@ -69,7 +69,8 @@ class Served:
         self.slots = SlotsInMemory(self.start)
         self.mover = ExpertMover(self.slots, self.start)
         self.decisions = DecisionLog(64)
-        self.num_forgotten, self.hour = 0, 0.0
+        self.num_forgotten = 0
+        self.hour: Callable[[], float] = lambda: 0.0
         self.mixes: Mixes = (None, None)
         self.balancing = ExpertBalancing(
             expert_config(**batch_processing),
@@ -77,7 +78,7 @@ class Served:
             self.decisions,
             lambda: self.now_s,
             self._forget,
-            lambda: self.hour,
+            lambda: self.hour(),
             lambda: self.mixes,
             self._read_timer,
         )

@@ -163,10 +163,10 @@ def test_plans_are_for_the_hour_that_comes_and_for_what_is_uncertain(monkeypatch
         ),
     )
     kinds = TOKENS, TOKENS[:, ::-1]
+    served.hour = lambda: 12.5 * (served.now_s % 2)
     for window in range(60):
-        served.hour = 12.5 * (window % 2)
         served.step(tokens=kinds[window % 2])
-    served.hour = 0.0
+    served.hour = lambda: 0.0
     served.order(rebalance="plan")
     served.step(tokens=kinds[1])
     loads, uncertainty = made[0]

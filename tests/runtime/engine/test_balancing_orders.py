@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runtime.engine.test_balancing import LAYERS, Served
+from tests.runtime.engine.expert_engine import LAYERS, Served
 
 
 @pytest.mark.parametrize("num_turns", range(4 * LAYERS))

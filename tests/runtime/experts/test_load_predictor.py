@@ -87,6 +87,62 @@ def test_keys_that_lie_lose_to_the_last_window():
     assert Source.MIX not in sources[5:]
 
 
+def test_keys_that_were_foreseen_wrongly_lose_to_the_last_window():
+    """They were learned honestly; what is wrong is which of them is said to come."""
+    rng, predictor = np.random.default_rng(8), LoadPredictor(2, 16)
+    for turn in range(12):
+        rates, key = ((A, "a"), (B, "b"))[turn % 2]
+        predictor.predict({key: 1})
+        predictor.observe(sample(rng, rates), {key: 1})
+    predictions = []
+    for _ in range(30):
+        predictions.append(predictor.predict({"b": 1}))
+        predictor.observe(sample(rng, A), {"a": 1})
+    last = predictor.predict({"b": 1})
+    assert predictions[0].source is Source.MIX
+    assert Source.MIX not in [made.source for made in predictions[5:]]
+    assert last.errors[Source.MIX] > 0.5 * distance(A, B)
+    assert distance(last.loads, A) < 0.1
+    assert np.sqrt(((predictions[2].loads - A) ** 2).mean()) < 3 * np.sqrt((predictions[2].uncertainty ** 2).mean())
+
+
+def test_one_key_that_nobody_knows_does_not_make_the_others_unknown():
+    rng, predictor = np.random.default_rng(9), LoadPredictor(2, 16)
+    for turn in range(12):
+        rates, key = ((A, "a"), (B, "b"))[turn % 2]
+        predictor.predict({key: 90, f"new {turn}": 10})
+        predictor.observe(sample(rng, rates), {key: 90, f"random {turn}": 10})
+    for rates, key in ((A, "a"), (B, "b")):
+        prediction = predictor.predict({key: 90, "unheard of": 10})
+        assert prediction.source is Source.MIX
+        assert distance(prediction.loads, rates) < 0.15
+    np.testing.assert_allclose(prediction.loads.sum(axis=1), 1)
+
+
+def test_keys_that_come_once_push_out_no_frequent_one():
+    rng, predictor = np.random.default_rng(10), LoadPredictor(2, 16, PredictorConfig(max_keys=4))
+    for turn in range(40):
+        rare = {f"random {turn} {i}": 5.0 for i in range(4)}
+        frequent = {("a", "b")[turn // 10 % 2]: 80.0}  # each stays away for ten windows
+        predictor.observe(sample(rng, A), frequent | rare)
+    assert {"a", "b"} < predictor._keys.keys()
+    assert len(predictor._keys) == 4
+    predictor.observe(sample(rng, A), {"another": 100.0})
+    assert "another" in predictor._keys
+
+
+def test_observing_in_slices_is_observing():
+    whole, sliced = LoadPredictor(2, 16), LoadPredictor(2, 16)
+    rng = np.random.default_rng(11)
+    for _ in range(3):
+        mix, counts = {str(i): float(rng.integers(1, 9)) for i in range(20)}, sample(rng, A)
+        whole.observe(counts, mix, 3.0)
+        num_slices = len(list(sliced.observing(counts, mix, 3.0)))
+    assert num_slices == 3
+    np.testing.assert_array_equal(whole.predict(mix, 3.0).loads, sliced.predict(mix, 3.0).loads)
+    assert whole.predict(mix).errors == sliced.predict(mix).errors
+
+
 def test_the_hour_is_a_source_of_its_own():
     rng, predictor = np.random.default_rng(6), LoadPredictor(2, 16)
     for _ in range(4):
@@ -143,6 +199,7 @@ def test_a_forecast_is_always_a_distribution(windows):
         (lambda p: p.predict({"a": float("inf")}), r"mix\['a'\]"),
         (lambda p: p.predict(hour=24), r"hour must be in \[0, 24\), not 24"),
         (lambda p: PredictorConfig(average_half_life=0), "average_half_life must be in"),
+        (lambda p: PredictorConfig(key_half_life=-1), "key_half_life must be in"),
         (lambda p: PredictorConfig(slow_gain=2), "slow_gain must be in"),
         (lambda p: PredictorConfig(margin=1), "margin must be in"),
         (lambda p: PredictorConfig(max_keys=0), "max_keys must be in"),
