@@ -184,8 +184,9 @@ def _cache_salt(key_id: str, asked: str | None) -> str:
 
 
 def _traffic_key(key_id: str, body: Sampling) -> str:
-    """What the caller says, else who it is: texts of one caller are alike more often than not."""
-    return (body.metadata or {}).get(TRAFFIC_KEY) or key_id
+    """What the caller says, apart from what others do, else who it is: texts of one caller are alike more often than not."""
+    asked = (body.metadata or {}).get(TRAFFIC_KEY)
+    return f"{key_id}:{asked}" if key_id and asked else asked or key_id
 
 
 def _params(

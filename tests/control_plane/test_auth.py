@@ -87,3 +87,16 @@ async def test_stored_completions_belong_to_their_key(engine: FakeEngine) -> Non
         assert (await client.get(url, headers=mine)).status_code == 200
         assert (await client.get(url, headers=other)).status_code == 404
         assert (await client.get("/v1/chat/completions", headers=other)).json()["data"] == []
+
+
+async def test_what_callers_say_of_their_traffic_is_theirs_alone(engine: FakeEngine) -> None:
+    """Neither another's word nor another's key id can be taken."""
+    ids = [digest[:12] for digest in digests()]
+    async with in_process(engine, make_config(api_keys=digests())) as client:
+        for key in KEYS:
+            for metadata in ({"traffic_key": "code"}, {"traffic_key": ids[0]}, {}):
+                body = {"model": "fake", "prompt": "x", "max_tokens": 1, "metadata": metadata}
+                headers = {"Authorization": f"Bearer {key}"}
+                assert (await client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+    found = [request.traffic_key for request in engine.submitted]
+    assert found == [word for own in ids for word in (f"{own}:code", f"{own}:{ids[0]}", own)]
