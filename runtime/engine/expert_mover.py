@@ -17,6 +17,10 @@ from runtime.experts.move_order import transfers
 from runtime.experts.placement import ExpertPlacement, Move, moved
 
 
+class MisfitError(Exception):
+    """A move does not fit the placement; the moves before it were made, those behind it are dropped."""
+
+
 class ExpertMover:
     """The moves that wait, and the placement as it serves."""
 
@@ -61,29 +65,36 @@ class ExpertMover:
         return before - len(self._waiting)
 
     def turn(self, max_moves: int) -> int:
-        """Between two launches: apply up to so many moves; returns how many."""
-        moves = list(islice(self._waiting, max_moves))
-        if not moves:
-            return 0
+        """Between two launches: apply up to so many moves; returns how many.
+
+        Raises MisfitError, and nothing else that serving could go on after: an engine that fails half way has devices and
+        placement apart.
+        """
         rows: dict[int, np.ndarray] = {}  # layers that change, as they are by now
         fitting: list[Move] = []
-        try:
-            for move in moves:
+        misfit: ValueError | None = None
+        for move in islice(self._waiting, max_moves):
+            try:
                 # Refused before anything is copied, if the placement is not what the order took it to be.
                 rows[move.layer] = moved(self.placement, move, rows.get(move.layer))
-                fitting.append(self._waiting.popleft())
-        except ValueError:
+            except ValueError as error:
+                misfit = error
+                break
+            fitting.append(move)
+        for _ in fitting:
+            self._waiting.popleft()
+        if fitting:
+            self._make(fitting, rows)
+        if misfit is not None:
             self._waiting.clear()
-            raise
-        finally:
-            if fitting:
-                self._make(fitting, rows)
-        return len(moves)
+            raise MisfitError(str(misfit)) from misfit
+        return len(fitting)
 
     def _make(self, moves: Sequence[Move], rows: Mapping[int, np.ndarray]) -> None:
         """Moves that fit, which leave layers as `rows` says."""
         placement = self.placement.with_layers(rows)
-        # No step runs between the launches of a turn, so each of a layer may bring the table of the last.
+        # No step reads a table between the launches of a turn, so each of a layer may bring the table of the last, although
+        # it names slots whose weights the next one brings.
         tables = dict(zip(rows, copies_table(placement.only(list(rows))), strict=True))
         for layer, source in transfers(moves):
             self._engine.move_experts(layer, source, tables[layer])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_mover import ExpertMover, MisfitError
 from runtime.experts.copies import copies_table
 from runtime.experts.moves import plan_moves
 from runtime.experts.placement import ExpertPlacement, Move
@@ -45,11 +45,24 @@ def test_a_move_that_does_not_fit_is_refused_and_what_waits_behind_it_is_gone():
     only = next(s for s in range(12) if START.copies[0, row[s]] == 1)
     other = next(s for s in range(12) if row[s] != row[only] and s // 3 != only // 3)
     mover.order([Move(0, only, int(row[other]), other), Move(1, 0, 1, 1)])
-    with pytest.raises(ValueError, match="the only copy"):
+    with pytest.raises(MisfitError, match="the only copy"):
         mover.turn(8)
     np.testing.assert_array_equal(slots.weights, START.slot_experts)
     assert mover.placement == START
     assert (mover.num_waiting, mover.num_applied) == (0, 0)
+
+
+def test_an_engine_that_fails_is_no_move_that_does_not_fit(monkeypatch):
+    """Serving must not go on: whether the weights were copied is not known."""
+    mover, slots = mover_of(START)
+
+    def fail(*_) -> None:
+        raise ValueError("the device is gone")
+
+    monkeypatch.setattr(slots, "move_experts", fail)
+    mover.order([Move(0, 0, int(START.slot_experts[0, 11]), 11)])
+    with pytest.raises(ValueError, match="the device is gone"):
+        mover.turn(8)
 
 
 def test_a_new_order_replaces_what_waits_and_the_price_is_measured_once():
