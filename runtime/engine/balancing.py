@@ -18,7 +18,7 @@ import numpy as np
 from runtime.adaptive.decision import DecisionLog
 from runtime.config import EngineConfig
 from runtime.engine.expert_forecast import ExpertForecast, hour_of_day
-from runtime.engine.expert_mover import ExpertMover
+from runtime.engine.expert_mover import ExpertMover, MisfitError
 from runtime.engine.expert_planning import ExpertPlanning
 from runtime.engine.expert_status import ExpertAnswer, ExpertOrder, ExpertStatus
 from runtime.engine.pace import SLICE_S, Pace
@@ -38,6 +38,7 @@ from runtime.experts.shares import lean_between_experts
 
 log = logging.getLogger(__name__)
 
+PLANNED_WITH = ("expert_balance_weight", "expert_load_threshold")  # settings that a plan is made with
 LEAN_STEP = 0.1  # of the way to the bias that a window asks for
 
 
@@ -83,14 +84,19 @@ class ExpertBalancing:
         self._shown: tuple[ExpertPlacement | None, tuple[tuple[int, ...], ...]] = (None, ())
 
     def configure(self, config: EngineConfig) -> None:
-        """Take over live fields: `expert_balance_weight` holds from the next launch on.
+        """Take over live fields: `expert_balance_weight` holds from the next launch on, and no plan goes on that was begun
+        for another: the controller's ends with `changed_under_plan`, also for another threshold, an operator's begins anew.
 
         So does a lower `expert_lean_between`, a higher one from the next window. At 0 the router chooses alone again,
         and cached prefixes go: their KV may be of experts that it would not have chosen.
         """
-        before, self.config = self.config.batch_processing.expert_balance_weight, config
-        if (share := config.batch_processing.expert_balance_weight) != before:
+        before, self.config = self.config.batch_processing, config
+        share, threshold = (getattr(config.batch_processing, name) for name in PLANNED_WITH)
+        if share != before.expert_balance_weight:
             self._mover.set_balance_weight(share)
+            self._planning.begin_anew()
+        if self._decision is not None and (share, threshold) != tuple(getattr(before, name) for name in PLANNED_WITH):
+            self._drop_plan(Reason.CHANGED_UNDER_PLAN)
         weight = config.batch_processing.expert_lean_between
         if self._lean is None or 0 < weight >= np.abs(self._lean).max():
             return
@@ -120,7 +126,7 @@ class ExpertBalancing:
         applied = self._mover.num_applied
         try:
             self._mover.turn(self.config.parallel.moves_per_step)
-        except ValueError:  # what was made before it is whole, what waited behind it is gone: serving goes on
+        except MisfitError:  # what was made before it is whole, what waited behind it is gone: serving goes on
             made = self._mover.num_applied - applied
             log.exception("%d moves of experts were made, the next does not fit the placement", made)
             self._drop_plan(Reason.CHANGED_UNDER_PLAN)

@@ -90,6 +90,11 @@ class ExpertPlanning:
         self._orders.popleft()
         return order, plan
 
+    def begin_anew(self) -> None:
+        """What a plan is made with has changed: the one that is half made starts again, its deadline stays."""
+        for order in self._orders:
+            order.making = None
+
     def end_applies(self, error: Exception, but: Future[ExpertAnswer]) -> None:
         """Orders that would move something end with the error, all but the one of this future; plans to show stay."""
         ended = [o for o in self._orders if o.is_apply and o.done is not but]
