@@ -90,14 +90,14 @@ class ExpertBalancing:
         So does a lower `expert_lean_between`, a higher one from the next window. At 0 the router chooses alone again,
         and cached prefixes go: their KV may be of experts that it would not have chosen.
         """
-        before, self.config = self.config.batch_processing, config
-        share, threshold = (getattr(config.batch_processing, name) for name in PLANNED_WITH)
-        if share != before.expert_balance_weight:
-            self._mover.set_balance_weight(share)
+        before, after, self.config = self.config.batch_processing, config.batch_processing, config
+        if after.expert_balance_weight != before.expert_balance_weight:
+            self._mover.set_balance_weight(after.expert_balance_weight)
             self._planning.begin_anew()
-        if self._decision is not None and (share, threshold) != tuple(getattr(before, name) for name in PLANNED_WITH):
+        is_other_plan = any(getattr(after, name) != getattr(before, name) for name in PLANNED_WITH)
+        if is_other_plan and self._decision is not None:
             self._drop_plan(Reason.CHANGED_UNDER_PLAN)
-        weight = config.batch_processing.expert_lean_between
+        weight = after.expert_lean_between
         if self._lean is None or 0 < weight >= np.abs(self._lean).max():
             return
         self._lean = np.clip(self._lean, -weight, weight)
@@ -126,7 +126,9 @@ class ExpertBalancing:
         applied = self._mover.num_applied
         try:
             self._mover.turn(self.config.parallel.moves_per_step)
-        except MisfitError:  # what was made before it is whole, what waited behind it is gone: serving goes on
+        except (
+            MisfitError
+        ):  # what was made before it is whole, what waited behind it is gone: serving goes on
             made = self._mover.num_applied - applied
             log.exception("%d moves of experts were made, the next does not fit the placement", made)
             self._drop_plan(Reason.CHANGED_UNDER_PLAN)

@@ -25,12 +25,19 @@ class TrafficMix:
         self._prefilled: Counter[str] = Counter()
         self._decoded: Counter[str] = Counter()
         self._num_steps = 0  # decode steps
+        # Of those that got a row of late, each window counting half of the next: positions to prefill, and those in the cache.
+        self._admitted: dict[str, float] = {}
+        self._cached: dict[str, float] = {}
 
     def on_step(self, plan: StepPlan, result: StepResult, num_steps: int) -> None:
         """A launch was read."""
         if plan.phase is Phase.PREFILL:
             for chunk in plan.chunks:
-                self._prefilled[chunk.sequence.request.traffic_key] += chunk.num_tokens
+                key = chunk.sequence.request.traffic_key
+                self._prefilled[key] += chunk.num_tokens
+                if chunk.is_new_row:  # what stands before the first chunk came from the prefix cache
+                    self._admitted[key] = self._admitted.get(key, 0) + chunk.sequence.prefill_end
+                    self._cached[key] = self._cached.get(key, 0) + chunk.start
             return
         self._num_steps += num_steps
         for chunk, token_ids in zip(plan.chunks, result.token_ids, strict=True):
@@ -41,15 +48,18 @@ class TrafficMix:
 
         The next window is taken to compute as many prompt tokens and decode steps as this one. Who runs decodes on; prompt
         tokens are those of sequences that have some left, then, if the line is shorter than a window, of requests still to
-        come, which are taken to be like this window's.
+        come, which are taken to be like this window's. Of a prompt that waits, the prefix cache is taken to hold the part that
+        it held of this key's prompts of late.
         """
         prefilled, num_steps = self._prefilled, self._num_steps
         seen = prefilled + self._decoded
-        room = prefilled.total()
+        room = float(prefilled.total())
         coming: defaultdict[str, float] = defaultdict(float)
         for sequence in self._alive():
+            if room <= 0 and sequence.row is None:  # most of a long line
+                continue
             key = sequence.request.traffic_key
-            left = _tokens_to_prefill(sequence)
+            left = self._tokens_to_prefill(sequence)
             coming[key] += min(left, room)
             room -= min(left, room)
             if left == 0:
@@ -58,13 +68,17 @@ class TrafficMix:
             for key, tokens in prefilled.items():
                 coming[key] += tokens * room / prefilled.total()
         self._prefilled, self._decoded, self._num_steps = Counter(), Counter(), 0
+        self._admitted = {key: number / 2 for key, number in self._admitted.items() if number > 1}
+        self._cached = {key: self._cached[key] / 2 for key in self._admitted}
         return _most(seen), _most(coming)
 
-
-def _tokens_to_prefill(sequence: Sequence) -> int:
-    if sequence.row is None:
-        return sequence.prefill_len
-    return max(0, sequence.prefill_end - sequence.num_scheduled)
+    def _tokens_to_prefill(self, sequence: Sequence) -> float:
+        if sequence.row is not None:
+            return max(0, sequence.prefill_end - sequence.num_scheduled)
+        key = sequence.request.traffic_key
+        admitted = self._admitted.get(key)
+        computed_part = max(0.0, 1 - self._cached[key] / admitted) if admitted else 1.0
+        return sequence.prefill_len * computed_part
 
 
 def _most(tokens: Mapping[str, float]) -> dict[str, float] | None:

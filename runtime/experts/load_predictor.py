@@ -114,7 +114,9 @@ class LoadPredictor:
         self._errors: dict[Source, float] = {}
         self._scored: dict[Source, int] = {}
         self._squares: np.ndarray | None = None
-        self._foreseen: dict[Source, np.ndarray] | None = None  # by the last `predict`, until its window has come
+        self._foreseen: dict[Source, np.ndarray] | None = (
+            None  # by the last `predict`, until its window has come
+        )
 
     def observe(
         self, counts: np.ndarray, mix: Mapping[str, float] | None = None, hour: float | None = None

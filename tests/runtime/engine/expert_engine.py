@@ -78,13 +78,16 @@ class Served:
             self.decisions,
             lambda: self.now_s,
             self._forget,
-            lambda: self.hour(),
+            self._read_hour,
             lambda: self.mixes,
             self._read_timer,
         )
 
     def _forget(self) -> None:
         self.num_forgotten += 1
+
+    def _read_hour(self) -> float:
+        return self.hour()
 
     def _read_timer(self) -> float:
         self.timer_s += self.slice_s

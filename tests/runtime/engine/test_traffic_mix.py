@@ -49,6 +49,23 @@ def test_a_short_line_is_filled_up_by_requests_like_those_of_before() -> None:
     assert coming == {"new": 10, "a": 22.5, "b": 7.5}
 
 
+def test_prompts_that_wait_count_without_what_the_cache_is_likely_to_hold() -> None:
+    """Three quarters of this key's prompts were cached of late; the others were not, or never came."""
+    line = sequence("chat", 80), sequence("new", 30)
+    mix = TrafficMix(lambda: line)
+    for key, start in (("chat", 30), ("code", 0)):
+        admitted = sequence(key, 40, row=0)
+        chunk = ScheduledChunk(admitted, 0, start, 40 - start, (), samples=True, is_new_row=True)
+        mix.on_step(StepPlan(Phase.PREFILL, (chunk,), 1), StepResult(((7,),)), 1)
+    assert mix.end_window() == ({"chat": 10, "code": 40}, {"chat": 20, "new": 30})
+    mix.on_step(*launch(Phase.PREFILL, [("new", 25)]), 1)
+    assert mix.end_window()[1] == {"chat": 20, "new": 5}  # remembered for some windows
+    for _ in range(8):
+        mix.end_window()
+    assert not mix._admitted
+    assert not mix._cached
+
+
 def test_a_request_near_its_end_decodes_no_further() -> None:
     mix = TrafficMix(lambda: (sequence("a", max_tokens=2, row=0),))
     mix.on_step(*launch(Phase.DECODE, [("a", 9)], num_steps=9), 9)

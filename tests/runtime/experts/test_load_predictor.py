@@ -103,7 +103,9 @@ def test_keys_that_were_foreseen_wrongly_lose_to_the_last_window():
     assert Source.MIX not in [made.source for made in predictions[5:]]
     assert last.errors[Source.MIX] > 0.5 * distance(A, B)
     assert distance(last.loads, A) < 0.1
-    assert np.sqrt(((predictions[2].loads - A) ** 2).mean()) < 3 * np.sqrt((predictions[2].uncertainty ** 2).mean())
+    assert np.sqrt(((predictions[2].loads - A) ** 2).mean()) < 3 * np.sqrt(
+        (predictions[2].uncertainty ** 2).mean()
+    )
 
 
 def test_one_key_that_nobody_knows_does_not_make_the_others_unknown():
