@@ -25,7 +25,7 @@ class Reason(StrEnum):
 
     ONE_DEVICE = "one_device"
     PAUSED = "paused"
-    STALE = "stale"
+    STALE = "stale"  # for callers that observe at another time than they ask; the engine does both at once
     MISSING_DATA = "missing_data"
     BELOW_THRESHOLD = "below_threshold"
     DWELL = "dwell"
