@@ -24,7 +24,7 @@ from control_plane.live_audit import audit_change, audit_refusal
 from control_plane.merge_patch import diff, leaves, merge, same
 from runtime.config import EngineConfig
 from runtime.engine.change import Applied, ChangeKind, ConfigChange, FieldChange, LadderState
-from runtime.engine.reconfigure import diff_fields
+from runtime.engine.reconfigure import NO_START, diff_fields
 from runtime.errors import InvalidRequest, RuntimeFault, Unavailable
 
 CONFIGURE_TIMEOUT_S = 30.0  # a step, or the warming of a rung, may stand before it
@@ -77,8 +77,11 @@ class ConfigApplier:
         """What that revision would be over today's file."""
         return merge(self._file, revision.overrides)
 
-    def planned(self, target: dict[str, Any]) -> tuple[EngineConfig, ConfigChange]:
-        """The configuration of a document and what it would change against `stored`. Raises InvalidConfig, Unavailable."""
+    def planned(self, target: dict[str, Any], must_start: bool = True) -> tuple[EngineConfig, ConfigChange]:
+        """The configuration of a document and what it would change against `stored`. Raises InvalidConfig, Unavailable.
+
+        must_start: what the next start would refuse is refused now; else it is a warning.
+        """
         config = checked(target)
         fields = diff_fields(self.stored, config)
         for change in fields:
@@ -91,7 +94,7 @@ class ConfigApplier:
                 param="patch",
             )
         try:
-            found = self._engine.plan(config)
+            found = self._engine.plan(config, must_start)
         except InvalidRequest as fault:
             raise InvalidConfig(fault.message, param=fault.param) from None
         return config, replace(found, fields=fields)
@@ -147,8 +150,9 @@ class ConfigApplier:
     ) -> Revision:
         """A new revision without what the given ones changed; then notes what became of those, with `fields`.
 
-        Raises what `commit` does, told and audited; their status then stays what it was, and the next start takes
-        them back.
+        What does not hold must not stay, so this is not refused for what the next start would say to the rest, which may
+        be a later revision's: the new revision's reason warns of it. Raises what `commit` does, told and audited; their
+        status then stays what it was, and the next start takes them back.
         """
         self.compiling = [n for n in self.compiling if n not in numbers]
         target = document(self.stored)
@@ -157,11 +161,10 @@ class ConfigApplier:
                 target = undone(target, revision.changes)
         result = self.newest
         try:
-            config, change = self.planned(target)
+            config, change = self.planned(target, must_start=False)
             if change.fields:
-                result = await self.commit(
-                    "revert", config, change, replace(author, reason=author.reason[:500])
-                )
+                reason = "; ".join((*_start_troubles(change), author.reason))[:500]
+                result = await self.commit("revert", config, change, replace(author, reason=reason))
         except RuntimeFault as fault:
             log.exception("revision %s could not be taken back", numbers)
             await audit_refusal(self.audit, "revert", author, {}, fault, self.newest.number)
@@ -222,6 +225,13 @@ class ConfigApplier:
             with suppress(RuntimeFault):
                 self._engine.configure(self.stored)  # should it wake up, it ends with what is shown
             raise Unavailable("The engine did not take the change in time.", retry_after_s=5) from None
+
+
+def _start_troubles(change: ConfigChange) -> list[str]:
+    found = [warning[:240] for warning in change.warnings if warning.startswith(NO_START)]
+    for warning in found:
+        log.warning("what was taken back leaves a configuration with a trouble: %s", warning)
+    return found
 
 
 def _asks_for_rungs(fields: Sequence[FieldChange]) -> bool:

@@ -40,8 +40,11 @@ class EngineHandle(Protocol):
         """The configuration in force: `restart` fields as at the start, the others as last configured."""
         ...
 
-    def plan(self, config: EngineConfig) -> ConfigChange:
-        """What `configure` would do; nothing happens. Raises InvalidRequest, `param` the field, where it cannot."""
+    def plan(self, config: EngineConfig, must_start: bool = True) -> ConfigChange:
+        """What `configure` would do; nothing happens. Raises InvalidRequest, `param` the field, where it cannot.
+
+        must_start: also where no later start could be made with it; else that is a warning.
+        """
         ...
 
     def configure(self, config: EngineConfig) -> Future[Applied]:
@@ -49,7 +52,7 @@ class EngineHandle(Protocol):
 
         Fields of kind `restart` are ignored. The old ladder serves until all added rungs are ready and stays if one
         fails: `snapshot().ladder_change` tells. The future ends when the live fields hold. Raises InvalidRequest as
-        `plan` does, Unavailable while the engine loads.
+        `plan` does without `must_start`, Unavailable while the engine loads.
         """
         ...
 

@@ -143,8 +143,8 @@ class EngineLoop:
         """The configuration in force."""
         return self._steering.config if self._steering is not None else self._config
 
-    def plan(self, config: EngineConfig) -> ConfigChange:
-        """What `configure` would do; nothing happens. Raises InvalidRequest where it cannot, Unavailable early on."""
+    def plan(self, config: EngineConfig, must_start: bool = True) -> ConfigChange:
+        """What `configure` would do. Raises InvalidRequest where it cannot or, if `must_start`, no start could; Unavailable."""
         loaded, steering = self._require_steering()
         return plan_change(
             steering.config,
@@ -153,14 +153,15 @@ class EngineLoop:
             steering.envelope,
             lambda bucket: estimate_cost(loaded.engine, bucket),
             partial(check_next_start, arch=loaded.engine.arch),
+            must_start,
         )
 
     def configure(self, config: EngineConfig) -> Future[Applied]:
         """Take over the `live` fields before the next step and compile missing rungs in the background.
 
-        Fields of kind `restart` are ignored. Raises as `plan` does.
+        Fields of kind `restart` are ignored. Raises as `plan` does where a start need not be possible.
         """
-        self.plan(config)
+        self.plan(config, must_start=False)
         done: Future[Applied] = Future()
         with self._life:
             if self._state != "ready":

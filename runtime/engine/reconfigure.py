@@ -26,6 +26,8 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "traffic_prediction.prediction_window": "this version has no forecast",
 }
 
+NO_START = "the next start would fail"  # how a warning about it begins
+
 WITH_SEVERAL_DEVICES = frozenset(
     {"batch_processing.expert_balance_weight", "batch_processing.expert_lean_between"}
 )
@@ -47,14 +49,16 @@ def plan_change(
     envelope: Envelope,
     cost_of: Callable[[Bucket], RungCost],
     check_start: Callable[[EngineConfig], Sequence[str]] = lambda new: (),
+    must_start: bool = True,
 ) -> ConfigChange:
     """What `new` would change. `ladder` is the one that serves now.
 
-    check_start: warnings about a start with `new`; raises InvalidRequest where there can be none.
+    check_start: warnings about a start with `new`; raises InvalidRequest where there can be none, which is a warning too
+    where not `must_start`.
     Raises InvalidRequest, `param` the field, where `new` does not fit into the envelope either.
     """
     fields = diff_fields(old, new)
-    at_the_start = check_start(new)
+    at_the_start = _start_warnings(new, check_start, must_start)
     effective = with_restart_fields_of(old, new)
     wanted = fitting_ladder(effective, envelope)
     add, drop = ladder.diff(wanted)
@@ -125,6 +129,17 @@ def kind_of(section: str, name: str) -> ChangeKind:
     extra = model.model_fields[name].json_schema_extra
     assert isinstance(extra, dict)
     return ChangeKind(str(extra["change"]))
+
+
+def _start_warnings(
+    new: EngineConfig, check_start: Callable[[EngineConfig], Sequence[str]], must_start: bool
+) -> Sequence[str]:
+    try:
+        return check_start(new)
+    except InvalidRequest as fault:
+        if must_start:
+            raise
+        return (f"{NO_START}: {fault.message}",)
 
 
 def _leaves(config: EngineConfig) -> Iterator[tuple[str, tuple[ChangeKind, Any]]]:

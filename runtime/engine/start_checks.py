@@ -14,6 +14,7 @@ from runtime.cache.kv_pool import bytes_per_page
 from runtime.config import EngineConfig, ModelConfig, ParallelConfig
 from runtime.config_values import MAX_SIZE_BYTES
 from runtime.engine.device_arrays import resident_slots
+from runtime.engine.reconfigure import NO_START
 from runtime.errors import InvalidRequest, ModelLoadError
 from runtime.ladder.ladder import BucketLadder
 from runtime.ladder.step import StepShape
@@ -111,4 +112,4 @@ def _machine_troubles(config: EngineConfig) -> Iterator[str]:
         try:
             check()
         except (ModelLoadError, ValueError) as trouble:
-            yield f"the next start would fail on this machine as it is now: {trouble}"
+            yield f"{NO_START} on this machine as it is now: {trouble}"

@@ -38,7 +38,7 @@ class FakeConfiguration:
         batch = self.config.batch_processing
         return SchedulePolicy(batch_size=batch.base_batch_size, micro_batch_size=batch.micro_batch_size)
 
-    def plan(self, config: EngineConfig) -> ConfigChange:
+    def plan(self, config: EngineConfig, must_start: bool = True) -> ConfigChange:
         rows = config.batch_processing.max_batch_size
         if rows > ROW_SLOTS:
             raise InvalidRequest(

@@ -143,7 +143,7 @@ class FakeEngine:
     def config(self) -> EngineConfig:
         return self.configuration.config
 
-    def plan(self, config: EngineConfig) -> ConfigChange:
+    def plan(self, config: EngineConfig, must_start: bool = True) -> ConfigChange:
         return self.configuration.plan(config)
 
     def configure(self, config: EngineConfig) -> Future[Applied]:

@@ -71,7 +71,7 @@ class LadderEngine:
     def set_publisher(self, publish: Callable[..., None]) -> None:
         """Nothing is published."""
 
-    def plan(self, config: EngineConfig) -> ConfigChange:
+    def plan(self, config: EngineConfig, must_start: bool = True) -> ConfigChange:
         ladder = BucketLadder.from_config(self.config, MAX_CONTEXT)
         envelope = Envelope(self.config.batch_processing.max_batch_size, 512, MAX_CONTEXT)
         return plan_change(self.config, config, ladder, envelope, lambda _: RungCost(2.0, 0))

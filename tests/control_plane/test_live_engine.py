@@ -121,6 +121,34 @@ async def test_a_compile_that_fails_leaves_the_old_ladder_and_names_the_rung(loo
     assert load.errors == []
 
 
+async def test_a_failed_compile_is_taken_back_though_a_later_revision_leans_on_it(loop, monkeypatch):
+    """Copies were stored for the devices of the revision that fails: without those no start is possible, which is told."""
+    gate = threading.Event()
+
+    def fail(bucket: Bucket) -> None:
+        assert gate.wait(30)
+        raise RuntimeError("no such instruction")
+
+    lowering(monkeypatch, fail)
+    async with live_server(loop) as server:
+        rungs = {"batch_processing": {"max_batch_size": 3}, "ladder": {"decode_rows": [1, 3]}}
+        made = await server.patch(rungs | {"parallel": {"expert_parallel_size": 4}})
+        assert made.json()["status"] == "compiling", made.text
+        assert (await server.patch({"parallel": {"redundant_experts": 8}})).status_code == 200
+        gate.set()
+        await until_async(lambda: server.service.live.revision == 4)
+        assert await server.status(2) == "failed"
+        stored = (await server.get(CONFIG_PATH))["stored"]
+        assert stored["ladder"]["decode_rows"] == [1, 4]
+        assert (stored["parallel"]["expert_parallel_size"], stored["parallel"]["redundant_experts"]) == (1, 8)
+        assert "the next start would fail" in server.service.live.newest.reason
+        assert "redundant_experts is 8" in server.service.live.newest.reason
+        # By hand the same is still refused.
+        refused = await server.patch({"parallel": {"redundant_experts": 7}})
+        assert refused.status_code == 422, refused.text
+        assert (await server.patch({"parallel": {"redundant_experts": None}})).status_code == 200
+
+
 async def on_trial(server: LiveServer, load: Load, patch: dict[str, Any], max_worse_percent: float) -> str:
     """How a trial of two seconds ends, on what the engine measures: all its tokens, for a p99 is one stall of the machine."""
     await load.more(30)
