@@ -12,7 +12,7 @@ proportion to the launches that the other form had.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median, stdev
@@ -63,18 +63,25 @@ class LaunchWork(NamedTuple):
     """What a launch's step time depends on. tokens: of one step, all shards. token_work: keys that a token attends to, on
     average, and those that its linear part is worth (`runtime.model.halves`).
 
-    busiest_rows: experts' rows of the busiest device in one step, summed over layers: load and placement are in it.
+    busiest_expert: tokens of each layer's busiest expert in one step, summed over layers. scored: one more than the prompt
+    tokens whose log probabilities were asked for. busiest_rows: experts' rows of the busiest device in one step, summed over
+    layers: placement is in it, but the form too, as each half levels the copies' rows for itself.
     """
 
     num_steps: float
     tokens: float
     token_work: float
+    busiest_expert: float
+    scored: float
     busiest_rows: float
 
     def distance(self, other: "LaunchWork") -> float:
         """Of the figure that differs most, the logarithm of the ratio; 0 where all are equal."""
-        pairs = zip(self, other, strict=True)
-        return max(abs(math.log(max(a, 1.0) / max(b, 1.0))) for a, b in pairs)
+        return _distance(self, other)
+
+    def distance_across_forms(self, other: "LaunchWork") -> float:
+        """The same by what was asked for alone, which no form changes."""
+        return _distance(self[:-1], other[:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,8 @@ class Turn:
 class FormVerdict:
     """The end of a contest: the form that serves, and what was measured.
 
-    times_s: seconds of a step by form, geometric mean over the groups that count; None where none did.
+    times_s: seconds of a step by form, geometric mean over the groups that count; None where they
+    were too few to say anything.
     other_launches: of the contest, in the form that did not serve.
     """
 
@@ -129,7 +137,7 @@ class FormJudge:
         self._readings: list[_Reading] = []
         self._num_groups = self._other_launches = 0  # of this contest
         self._counted: list[tuple[float, float]] = []  # its groups that count: log step time by form
-        self._works: list[LaunchWork] = []
+        self._works: list[tuple[int, LaunchWork]] = []  # of its launches that were read, with their forms
 
     def turn(self, now_s: float) -> Turn:
         """The form that this launch takes."""
@@ -151,6 +159,10 @@ class FormJudge:
         is_other = is_inner == (self._num_groups % 2 == 1)
         self._other_launches += is_other
         return Turn(1 - self.serving if is_other else self.serving, self._group)
+
+    def is_taking_turns(self, now_s: float) -> bool:
+        """In a contest that launches go on with; not one that waits, for hours perhaps, for a rung to be used again."""
+        return self.is_contested and now_s - self._group_s <= GROUP_S
 
     def read(self, turn: Turn, step_s: float, work: LaunchWork, now_s: float) -> FormVerdict | None:
         """A launch's seconds by step and its work; the verdict where it was the last that this needs."""
@@ -202,7 +214,7 @@ class FormJudge:
 
     def _count_group(self) -> None:
         """What the group says, if enough launches of both forms had like work to do."""
-        self._works += [r.work for r in self._readings]
+        self._works += [(r.form, r.work) for r in self._readings]
         whole, halves = ([r for r in self._readings if r.form == form] for form in (WHOLE, HALVES))
         pairs = [(math.log(w.step_s), math.log(h.step_s)) for w, h in _alike(whole, halves)]
         if len(pairs) < MIN_PAIRS:
@@ -234,7 +246,7 @@ class FormJudge:
         is_change = reason is FormReason.FASTER
         self.serving = 1 - self.serving if is_change else self.serving
         times = None
-        if self._counted:
+        if len(self._counted) >= MIN_GROUPS or reason is FormReason.OTHER_SLOWER:
             whole, halves = (math.exp(fmean(column)) for column in zip(*self._counted, strict=True))
             times = whole, halves
         if is_change or self._trigger is Trigger.WORK_CHANGED:
@@ -242,7 +254,8 @@ class FormJudge:
         else:
             self._period_s = min(MAX_PERIOD_S, max(PERIOD_S, 2 * self._period_s))
         self._rest = math.ceil(self._other_launches / OTHER_SHARE)
-        means = map(fmean, zip(*self._works, strict=True)) if self._works else None
+        works = [work for form, work in self._works if form == self.serving]
+        means = map(fmean, zip(*works, strict=True)) if works else None
         self._judged_work = self._recent_work = means and LaunchWork(*means)
         self.is_contested, self._verdict_s, self._launches = False, now_s, 0
         return FormVerdict(
@@ -256,10 +269,14 @@ class FormJudge:
         )
 
 
+def _distance(some: Iterable[float], others: Iterable[float]) -> float:
+    return max(abs(math.log(max(a, 1.0) / max(b, 1.0))) for a, b in zip(some, others, strict=True))
+
+
 def _alike(some: Sequence[_Reading], others: Sequence[_Reading]) -> Iterator[tuple[_Reading, _Reading]]:
     """Pairs of like work, the most alike first; each reading is in one at most."""
     by_distance = sorted(
-        (a.work.distance(b.work), i, j) for i, a in enumerate(some) for j, b in enumerate(others)
+        (a.work.distance_across_forms(b.work), i, j) for i, a in enumerate(some) for j, b in enumerate(others)
     )
     left, right = set(range(len(some))), set(range(len(others)))
     for distance, i, j in by_distance:

@@ -12,7 +12,7 @@ class OverlapChoice:
 
     source: where the seconds are from, "warm-up" or "traffic". reason: `runtime.adaptive.form_judge.FormReason` of the last
     verdict. trigger: why that was asked for, num_groups: how many comparisons it rests on; both of traffic only.
-    is_contested: the forms take turns now.
+    is_contested: the forms take turns now; not while a contest waits for launches.
     """
 
     rung: str

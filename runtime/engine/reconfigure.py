@@ -26,6 +26,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "traffic_prediction.prediction_window": "this version has no forecast",
 }
 
+JUDGES_FORMS = "parallel.judge_overlap_in_traffic"
 NO_START = "the next start would fail"  # how a warning about it begins
 
 WITH_SEVERAL_DEVICES = frozenset(
@@ -156,6 +157,9 @@ def _warnings(fields: tuple[FieldChange, ...], new: EngineConfig, wanted: Bucket
         is_of_sleep = change.path.startswith("experts.") and change.kind is ChangeKind.LIVE
         if is_of_sleep and new.experts.resident_experts == 0:
             yield f"{change.path} has no effect: experts.resident_experts is 0, all experts are resident"
+        if change.path == JUDGES_FORMS and new.parallel.micro_batch_overlap != "auto":
+            overlap = new.parallel.micro_batch_overlap
+            yield f"{change.path} has no effect: parallel.micro_batch_overlap is {overlap}, only auto judges forms"
         if change.kind is ChangeKind.RESTART:
             yield f"{change.path} takes effect when the server is started again"
     changed = {change.path for change in fields}

@@ -255,15 +255,25 @@ class EngineStats:
         self._drained: deque[tuple[float, int]] = deque(maxlen=512)
 
     def on_step(
-        self, rung: str, real_tokens: int, computed_tokens: int, launch_s: float, num_steps: int = 1
+        self,
+        rung: str,
+        real_tokens: int,
+        computed_tokens: int,
+        launch_s: float,
+        num_steps: int = 1,
+        is_usual: bool = True,
     ) -> None:
-        """A launch of `num_steps` steps was read: positions asked for, computed, seconds that the device was at it."""
+        """A launch of `num_steps` steps was read: positions asked for, computed, seconds that the device was at it.
+
+        is_usual: its time tells of the rung's steps to come.
+        """
         counters = self.rungs[rung]
         counters.hits += 1
         counters.real_tokens += real_tokens
         counters.computed_tokens += computed_tokens
         counters.busy_s += launch_s
-        counters.step_s.append(launch_s / max(1, num_steps))
+        if is_usual:
+            counters.step_s.append(launch_s / max(1, num_steps))
         self.busy_s += launch_s
         self.num_steps += 1
         self.last_step_s = counters.last_s = self._clock()

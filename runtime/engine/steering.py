@@ -140,6 +140,10 @@ class Steering:
         if self.residency is not None and collected.asleep is not None:
             self.residency.on_step(collected.expert_tokens, collected.asleep, num_steps)
 
+    def is_in_serving_form(self, step: InFlightStep) -> bool:
+        """Whether its rung's steps to come take this one's form, so that its time tells of theirs."""
+        return self._engine.forms.is_in_serving_form(step)
+
     def on_form(self, step: InFlightStep, collected: CollectedStep, step_s: float) -> None:
         """The same launch, for the judge of its rung's two forms."""
         self._engine.forms.read(step, collected, step_s)

@@ -16,12 +16,14 @@ def count_step(
     else:
         real = sum(map(len, collected.result.token_ids))
         computed = step.bucket.tokens * collected.num_steps
-    stats.on_step(step.bucket.name, real, computed, busy_s, num_steps)
+    is_usual = steering is None or steering.is_in_serving_form(step)
+    stats.on_step(step.bucket.name, real, computed, busy_s, num_steps, is_usual)
     stats.on_phase(phase.value, real, computed, busy_s)
     stats.on_demand(phase.value, step.size, num_steps)
     stats.on_experts(collected.expert_tokens)
     if steering is not None:
         step_s = busy_s / num_steps
-        steering.on_step(phase, step_s)
+        if is_usual:
+            steering.on_step(phase, step_s)
         steering.on_experts(step.plan, collected, num_steps, step_s)
         steering.on_form(step, collected, step_s)

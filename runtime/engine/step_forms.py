@@ -48,9 +48,9 @@ class StepForms:
     @property
     def choices(self) -> Mapping[str, OverlapChoice]:
         """By rung."""
-        is_judging = self.is_judging and not self.is_forced
+        is_judging, now_s = self.is_judging and not self.is_forced, self._clock()
         return {
-            rung.name: replace(r.choice, is_contested=is_judging and r.judge.is_contested)
+            rung.name: replace(r.choice, is_contested=is_judging and r.judge.is_taking_turns(now_s))
             for rung, r in self._rungs.items()
         }
 
@@ -90,6 +90,11 @@ class StepForms:
     def form(self, rung: Bucket, turn: Turn | None) -> Bucket:
         return rung if turn is None else self._rungs[rung].forms[turn.form]
 
+    def is_in_serving_form(self, step: InFlightStep) -> bool:
+        """False for what a contest launches in the other one: its time is not that of steps to come."""
+        found = self._rungs.get(step.bucket)
+        return found is None or step.turn is None or step.turn.form == found.judge.serving
+
     def read(self, step: InFlightStep, collected: CollectedStep, step_s: float) -> None:
         """A launch was read; `step_s` seconds for each of its steps."""
         found = self._rungs.get(step.bucket)
@@ -126,12 +131,20 @@ def work_of(step: InFlightStep, collected: CollectedStep, linear_keys: float) ->
         keys = sum(c.num_tokens * (c.start + c.num_tokens / 2) for c in chunks)
     else:
         keys = sum(c.start for c in chunks) + num_tokens * num_steps / 2
-    busiest = float(collected.device_rows.max(axis=1, initial=0).sum())
-    return LaunchWork(num_steps, num_tokens, linear_keys + keys / num_tokens, busiest / num_steps)
+    busiest_expert = float(collected.expert_tokens.max(axis=1, initial=0).sum())
+    busiest_rows = float(collected.device_rows.max(axis=1, initial=0).sum())
+    return LaunchWork(
+        num_steps,
+        num_tokens,
+        linear_keys + keys / num_tokens,
+        busiest_expert / num_steps,
+        1 + sum(part.num for part in step.scores),
+        busiest_rows / num_steps,
+    )
 
 
 def _judged(before: OverlapChoice, verdict: FormVerdict) -> OverlapChoice:
-    """Where no group counted, the numbers stay those of before."""
+    """Where too few groups counted, the numbers stay those of before."""
     choice = replace(
         before,
         is_in_halves=verdict.form == HALVES,

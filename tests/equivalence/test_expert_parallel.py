@@ -102,6 +102,10 @@ def test_text_is_the_same_while_forms_take_turns(both_forms, expected) -> None:
         choice = forms.choices[rung.name]
         assert (choice.is_in_halves, choice.source, choice.reason) == (False, "traffic", "faster")
         assert forms.turn(rung).form == WHOLE
+    kept = driver.engine.ladder.decode[-1]
+    driver.engine.keep_rungs((kept,))
+    assert list(forms.choices) == [kept.name]  # what is gone is not shown, judged or remembered
+    assert forms.turn(driver.engine.ladder.prefill[-1]) is None
 
 
 def test_scores_come_from_the_shard_that_has_them(four) -> None:

@@ -30,7 +30,7 @@ from runtime.adaptive.form_judge import (
     Turn,
 )
 
-WORK = LaunchWork(num_steps=4, tokens=8, token_work=200, busiest_rows=900)
+WORK = LaunchWork(num_steps=4, tokens=8, token_work=200, busiest_expert=300, scored=5, busiest_rows=900)
 ONE_CONTEST = MAX_GROUPS * GROUP // 2  # most launches that it gives to the other form
 
 
@@ -137,6 +137,50 @@ def test_groups_whose_forms_had_other_work_do_not_count():
     assert rung.judge.serving == WHOLE
 
 
+@pytest.mark.parametrize("figure", LaunchWork._fields[:-1])
+def test_each_figure_of_what_was_asked_for_keeps_launches_apart(figure):
+    rung = Rung(steady(0.5))
+    rung.work = lambda form: WORK._replace(**{figure: (1 + form) * getattr(WORK, figure)})
+    rung.launch(FIRST_AFTER + MAX_GROUPS * (GROUP + 2) + 2)
+    (verdict,) = rung.verdicts
+    assert (verdict.reason, verdict.num_groups) == (FormReason.WORK_DIFFERS, 0)
+
+
+def test_rows_that_the_form_itself_makes_unequal_are_compared_and_are_no_other_work_afterwards():
+    """Each half levels copies for itself: its busiest device has half as much again. The faster form takes over all the same."""
+    rung = Rung(steady(0.8))
+    rung.work = lambda form: WORK._replace(busiest_rows=900 * (1 + form / 2))
+    rung.launch(FIRST_AFTER + MAX_GROUPS * (GROUP + 2) + 2)
+    (verdict,) = rung.verdicts
+    assert (verdict.form, verdict.reason) == (HALVES, FormReason.FASTER)
+    rung.launch(int(0.9 * PERIOD_S / 0.04))
+    assert len(rung.verdicts) == 1
+
+
+@pytest.mark.parametrize("num_alike", [1, MIN_GROUPS - 1])
+def test_too_few_groups_say_no_times(num_alike):
+    """The first groups could be compared; then the two forms never have like work again."""
+    rung = Rung(steady(0.5))
+    rung.work = lambda form: WORK._replace(
+        tokens=8 * (1 + form) if rung.judge._num_groups > num_alike else 8
+    )
+    rung.launch(FIRST_AFTER + MAX_GROUPS * (GROUP + 2) + 2)
+    (verdict,) = rung.verdicts
+    assert (verdict.reason, verdict.num_groups) == (FormReason.WORK_DIFFERS, num_alike)
+    assert verdict.times_s is None
+    assert rung.judge.serving == WHOLE
+
+
+def test_a_contest_of_a_rung_that_is_not_used_any_more_is_not_under_way():
+    rung = Rung(steady(0.8))
+    rung.launch(FIRST_AFTER + 3)
+    assert rung.judge.is_taking_turns(rung.now_s)
+    assert not rung.judge.is_taking_turns(rung.now_s + 2 * GROUP_S)
+    rung.now_s += 2 * GROUP_S
+    rung.launch(2)
+    assert rung.judge.is_taking_turns(rung.now_s)
+
+
 def test_launches_far_apart_are_not_compared_and_a_contest_ends_all_the_same():
     rung = Rung(lambda form: GROUP_S / 10)
     rung.launch(FIRST_AFTER + MAX_GROUPS * GROUP + 2)
@@ -211,7 +255,7 @@ def test_the_same_work_with_its_usual_ups_and_downs_is_not_judged_anew():
     rng = random.Random(1)
     rung = Rung(steady(1.2))
     rung.work = lambda form: LaunchWork(
-        rng.choice([1, 4, 4, 8]), rng.randint(5, 8), rng.randint(50, 900), 500
+        rng.choice([1, 4, 4, 8]), rng.randint(5, 8), rng.randint(50, 900), 200, 1, 500
     )
     rung.launch(int(PERIOD_S / 0.05))
     assert len(rung.verdicts) == 1

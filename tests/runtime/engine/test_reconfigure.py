@@ -110,6 +110,27 @@ def test_a_field_without_effect_is_named():
     assert "precision.load_threshold has no effect" in warning
 
 
+@pytest.mark.parametrize(("overlap", "num_warnings"), [("off", 1), ("on", 1), ("auto", 0)])
+def test_forms_are_judged_only_where_both_are_compiled(overlap, num_warnings):
+    warnings = plan(parallel__judge_overlap_in_traffic=False, parallel__micro_batch_overlap=overlap).warnings
+    found = [w for w in warnings if w.startswith("parallel.judge_overlap_in_traffic has no effect")]
+    assert len(found) == num_warnings
+    assert all(f"micro_batch_overlap is {overlap}" in w for w in found)
+
+
+def test_what_no_start_can_serve_is_refused_and_where_it_need_not_a_warning():
+    def refuses(new):
+        raise InvalidRequest("experts.resident_experts is 99", param="experts.resident_experts")
+
+    old = config()
+    rest = BucketLadder.from_config(old, 256), ENVELOPE, lambda bucket: RungCost(2.0, 0), refuses
+    with pytest.raises(InvalidRequest, match="is 99"):
+        plan_change(old, old, *rest)
+    assert plan_change(old, old, *rest, must_start=False).warnings == (
+        "the next start would fail: experts.resident_experts is 99",
+    )
+
+
 def test_every_field_has_a_kind_and_what_has_no_effect_exists():
     for section, fields in EngineConfig().model_dump().items():
         for name in fields:

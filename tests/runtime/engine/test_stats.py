@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from runtime.engine.stats import EngineStats, Histogram, PhaseTotals, PromiseTotals
+from runtime.engine.stats import MAX_UNADDED, EngineStats, Histogram, PhaseTotals, PromiseTotals
 
 
 def test_histogram_bounds_are_inclusive():
@@ -26,6 +26,31 @@ def test_steps_and_experts_add_up():
     stats.on_experts(np.array([[5, 1]], np.int32))
     assert stats.expert_tokens is not None
     assert stats.expert_tokens.tolist() == [[2**31 + 4, 2]]
+
+
+def test_no_launch_of_experts_is_lost_or_counted_twice_however_many_wait():
+    """Looks fall before, at and after the number at which they are added up unasked."""
+    stats, total = EngineStats(clock=lambda: 5.0), np.zeros((2, 3), np.int64)
+    assert stats.expert_tokens is None
+    looks = {1, MAX_UNADDED - 1, MAX_UNADDED, MAX_UNADDED + 1, 300, 300 + MAX_UNADDED}
+    for num in range(1, 900):
+        tokens = np.arange(num, num + 6, dtype=np.int32).reshape(2, 3)
+        total += tokens
+        stats.on_experts(tokens)
+        if num in looks:
+            for _ in range(2):
+                assert stats.expert_tokens is not None
+                assert stats.expert_tokens.tolist() == total.tolist(), num
+    assert stats.expert_tokens is not None
+    assert stats.expert_tokens.tolist() == total.tolist()
+
+
+def test_a_step_time_that_is_not_usual_is_busy_time_only():
+    stats = EngineStats(clock=lambda: 5.0)
+    stats.on_step("decode-8", 6, 8, 0.25)
+    stats.on_step("decode-8", 6, 8, 0.75, is_usual=False)
+    rung = stats.rungs["decode-8"]
+    assert (rung.hits, rung.busy_s, list(rung.step_s)) == (2, 1.0, [0.25])
 
 
 def test_drain_rate_forgets():

@@ -3,15 +3,16 @@
 Times are ours: what a real machine says of its forms is noise here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from runtime.adaptive.decision import DecisionLog
-from runtime.adaptive.form_judge import FIRST_AFTER, HALVES, WHOLE, FormReason, Trigger
+from runtime.adaptive.form_judge import FIRST_AFTER, HALVES, WHOLE, FormReason, Trigger, Turn
 from runtime.engine.launched import CollectedStep, InFlightStep
+from runtime.engine.score_reading import ScoreChunk
 from runtime.engine.step_forms import StepForms, work_of
 from runtime.ladder.bucket import Bucket, decode_bucket, prefill_bucket
 from runtime.request import Request, SamplingParams
@@ -68,7 +69,8 @@ def step(rung: Bucket, turn=None, *chunks: ScheduledChunk) -> InFlightStep:
 
 
 def collected(num_steps: int = 1, rows: tuple = ((4, 2), (3, 3))) -> CollectedStep:
-    return CollectedStep(StepResult(()), num_steps, np.zeros((2, 4)), (), device_rows=np.array(rows))
+    tokens = np.array([[3, 1, 2, 0], [0, 6, 0, 0]])
+    return CollectedStep(StepResult(()), num_steps, tokens, (), device_rows=np.array(rows))
 
 
 def test_each_rung_starts_with_its_own_warm_up():
@@ -119,6 +121,20 @@ def test_numbers_of_the_warm_up_stay_where_traffic_could_not_be_compared():
     served.serve(EIGHT, FIRST_AFTER + 200)
     choice = served.forms.choices[EIGHT.name]
     assert (choice.source, choice.reason, choice.halves_s) == ("warm-up", FormReason.WORK_DIFFERS, 1.0)
+
+
+def test_launches_of_the_other_form_tell_nothing_of_steps_to_come():
+    """Half of a contest's, until a verdict makes that form the one that serves."""
+    served = Served(halves_s=0.5)
+    assert served.forms.is_in_serving_form(step(FOUR))  # it has one form
+    served.adopt(EIGHT)
+    whole, halves = step(EIGHT, Turn(WHOLE)), step(EIGHT, Turn(HALVES))
+    assert [served.forms.is_in_serving_form(s) for s in (whole, halves)] == [False, True]
+    served.halves_s = 3.0
+    served.serve(EIGHT, FIRST_AFTER + 200)
+    assert [served.forms.is_in_serving_form(s) for s in (whole, halves)] == [True, False]
+    served.forms.keep(())
+    assert served.forms.is_in_serving_form(halves)
 
 
 def test_a_rung_that_comes_back_is_measured_anew():
@@ -181,12 +197,14 @@ def test_a_rung_of_one_form_has_nothing_to_choose():
 
 
 def test_work_of_a_launch():
-    """Keys: of each token those before it. Rows: of the busiest device of each layer, in one step."""
+    """Keys: of each token those before it. Rows and tokens: of each layer's busiest device and expert, in one step."""
     work = work_of(step(EIGHT, None, chunk(10, 4), chunk(20, 4)), collected(4), 100.0)
-    assert work == (4, 2, 117.0, 7 / 4)
+    assert work == (4, 2, 117.0, 9 / 4, 1, 7 / 4)
     prefill = prefill_bucket(64, 4, 8)
-    work = work_of(step(prefill, None, chunk(0, 30), chunk(100, 10)), collected(), 0.0)
-    assert work == (1, 40, (30 * 15 + 10 * 105) / 40, 7)
+    launched = step(prefill, None, chunk(0, 30), chunk(100, 10))
+    assert work_of(launched, collected(), 0.0) == (1, 40, (30 * 15 + 10 * 105) / 40, 9, 1, 7)
+    scores = tuple(ScoreChunk(c.sequence, 1, np.zeros(64), (), c.num_tokens - 1) for c in launched.plan.chunks)
+    assert work_of(replace(launched, scores=scores), collected(), 0.0).scored == 1 + 29 + 9
     assert work_of(step(FOUR), collected(0, rows=np.zeros((0, 0))), 0.0).busiest_rows == 0
 
 
