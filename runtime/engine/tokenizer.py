@@ -5,7 +5,6 @@ Both may be used from several threads at once: nothing changes after constructio
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +15,6 @@ from runtime.errors import InvalidRequest, ModelLoadError
 from runtime.request import MAX_STOP_TOKEN_IDS
 
 MAX_TEXT_BYTES = 8 << 20
-KEPT_TOKENS = 1 << 16  # whose bytes are remembered: the library takes microseconds to tell them
 
 
 class Tokenizer(Protocol):
@@ -65,7 +63,7 @@ class HFTokenizer:
         decoders = _decoder_types(json.loads(text).get("decoder"))
         self.is_byte_level = decoders == {"ByteLevel"}
         self._has_byte_fallback = "ByteFallback" in decoders
-        self._bytes_of = lru_cache(KEPT_TOKENS)(self._find_bytes)
+        self._bytes_of: dict[int, bytes] = {}  # the library takes microseconds to tell them
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; special tokens that are spelled out in the text become those tokens.
@@ -84,11 +82,19 @@ class HFTokenizer:
         return self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text, perhaps part of a character; nothing for an id without a token."""
-        return self._bytes_of(token_id)
+        """What the token adds to the text, perhaps part of a character; nothing for an id without a token.
+
+        All are remembered that were asked for, at most the vocabulary: grammars ask for each once, the rarest last.
+        """
+        found = self._bytes_of.get(token_id)
+        if found is None:
+            if not 0 <= token_id < self.vocab_size:
+                return b""
+            found = self._bytes_of[token_id] = self._find_bytes(token_id)
+        return found
 
     def _find_bytes(self, token_id: int) -> bytes:
-        token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
         if self.is_byte_level:

@@ -49,6 +49,23 @@ def test_special_tokens(byte_level: HFTokenizer) -> None:
     assert byte_level.decode([byte_level.vocab_size + 5, -3]) == ""
 
 
+def test_bytes_are_looked_up_once_by_id_and_only_those_of_the_vocabulary_are_kept(
+    tmp_path: Path, monkeypatch
+) -> None:
+    tokenizer, looked_up = write_byte_level(tmp_path), []
+    find = tokenizer._find_bytes
+    monkeypatch.setattr(tokenizer, "_find_bytes", lambda i: looked_up.append(i) or find(i))
+    every = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]  # as grammars do
+    assert (
+        every
+        == [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        == [find(i) for i in range(tokenizer.vocab_size)]
+    )
+    assert {tokenizer.token_bytes(i) for i in (-1, tokenizer.vocab_size, 1 << 40)} == {b""}
+    assert looked_up == list(range(tokenizer.vocab_size))
+    assert len(tokenizer._bytes_of) == tokenizer.vocab_size
+
+
 def test_end_of_text_ids_come_from_three_files(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 8}))
