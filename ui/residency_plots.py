@@ -1,11 +1,14 @@
 """Plots of experts that sleep: which are resident, and how often a layer finds its experts there. Pure functions."""
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 
 from control_plane.console_schemas import ExpertsPage
 from control_plane.expert_schemas import Residency
 from ui.charts import add_nothing
 from ui.palette import HEIGHT, Mode, finished, palette
+from ui.units import percent
 
 MOST_WORST = 3  # layers that are pointed out, where there are many
 
@@ -39,14 +42,12 @@ def layer_hits(found: Residency, mode: Mode) -> go.Figure:
     """Share of rows whose expert was resident, by layer; the worst layers are marked and told in numbers."""
     colours = palette(mode)
     shares = [None if share is None else 100 * share for share in found.layer_hit_shares]
-    known = sorted(share for share in shares if share is not None and share < 100)
-    num_worst = min(MOST_WORST, max(1, len(shares) // 4), len(known))
-    worst = known[num_worst - 1] if known else -1.0
-    is_worst = [share is not None and share <= worst for share in shares]
+    worst = worst_layers(found.layer_hit_shares)
+    is_worst = [index in worst for index in range(len(shares))]
     figure = go.Figure(
         go.Bar(
             x=found.layers, y=shares, marker={"color": [colours.second if w else colours.main for w in is_worst]},
-            text=[f"{s:.0f} %" if w else "" for s, w in zip(shares, is_worst, strict=True)],
+            text=[percent(s) if w else "" for s, w in zip(found.layer_hit_shares, is_worst, strict=True)],
             textposition="outside", textangle=0, cliponaxis=False, constraintext="none",
             hovertemplate="layer %{x}: %{y:.1f} %<extra></extra>",
         )
@@ -58,6 +59,15 @@ def layer_hits(found: Residency, mode: Mode) -> go.Figure:
         x={"title": {"text": "layer"}, "dtick": max(1, len(found.layers) // 12)},
         y={"range": [0, 115], "tickvals": [0, 50, 100]},
     )  # fmt: skip
+
+
+def worst_layers(shares: Sequence[float | None]) -> frozenset[int]:
+    """Indices of the few lowest shares below 1, of equal ones the first. None where no layer is worse than another."""
+    known = [(share, index) for index, share in enumerate(shares) if share is not None]
+    if len({share for share, _ in known}) < 2:
+        return frozenset()
+    num_worst = min(MOST_WORST, max(1, len(shares) // 4))
+    return frozenset(index for share, index in sorted(known)[:num_worst] if share < 1)
 
 
 def _rows_and_words(page: ExpertsPage, words: list[list[str]]) -> list[list[tuple[str, int]]]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from control_plane.console.view import View
 from runtime.engine.expert_status import ExpertStatus
+from runtime.engine.stats import EngineSnapshot
 
 ONE_DEVICE = "all experts are on one device: there is nothing to place"
 NO_MODEL = "the model is not loaded"
@@ -17,7 +18,7 @@ def placement(view: View) -> dict[str, Any]:
         return {"available": False, "reason": NO_MODEL}
     status = view.snapshot.experts
     if status is None:
-        return {"available": False, "reason": ONE_DEVICE}
+        return {"available": False, "reason": ONE_DEVICE if serves(view.snapshot) else NO_MODEL}
     copies, rows, figures = copies_of(status), _rows_of_span(view), view.devices
     began_s = figures.began_s
     return {
@@ -41,6 +42,11 @@ def placement(view: View) -> dict[str, Any]:
         "why": status.reason,
         "alarm": status.alarm,
     }
+
+
+def serves(snapshot: EngineSnapshot) -> bool:
+    """Whether what it lacks is what its model lacks; a load that failed, or an engine that ended, has nothing at all."""
+    return snapshot.state in ("ready", "draining")
 
 
 def copies_of(status: ExpertStatus) -> np.ndarray:

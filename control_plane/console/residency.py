@@ -9,7 +9,7 @@ import numpy as np
 
 from control_plane.console.history import ExpertPoint
 from control_plane.console.lines import Series, ratio, series
-from control_plane.console.placement import NO_MODEL
+from control_plane.console.placement import NO_MODEL, serves
 from control_plane.console.view import View
 from runtime.engine.expert_status import ResidencyStatus
 from runtime.experts.residency import ResidencyReason
@@ -57,7 +57,7 @@ def residency(view: View) -> dict[str, Any]:
         return {"available": False, "reason": NO_MODEL}
     status = view.snapshot.residency
     if status is None:
-        return {"available": False, "reason": ALL_RESIDENT}
+        return {"available": False, "reason": ALL_RESIDENT if serves(view.snapshot) else NO_MODEL}
     span, now = _growth(view.experts, status), _growth(view.recent_experts, status)
     return {
         "available": True,

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 from streamlit.testing.v1 import AppTest
 
 from control_plane.client import AdminClient
 from control_plane.console_schemas import ExpertsPage
 from control_plane.expert_schemas import Placement, Residency
 from tests.conformance.operated_server import OperatedServer
-from tests.ui.conftest import texts, until
+from tests.patience import until
+from tests.ui.conftest import texts
 from tests.ui.test_charts import COMMON, numbers, spec
-from ui.residency_plots import layer_hits, resident_heat
+from ui.residency_plots import layer_hits, resident_heat, worst_layers
 
 
 def test_the_page_shows_what_the_engine_does(
@@ -62,6 +64,28 @@ def test_the_worst_layers_are_pointed_out_and_perfect_ones_are_not() -> None:
     assert len({*bars["marker"]["color"]}) == 2
     perfect = found.model_copy(update={"layer_hit_shares": [1.0] * 8})
     assert set(spec(layer_hits(perfect, "dark"))["data"][0]["text"]) == {""}
+
+
+@pytest.mark.parametrize(
+    ("shares", "worst"),
+    [
+        ([0.5], set()),  # one layer alone is no worse than another
+        ([0.5] * 60, set()),
+        ([0.0] * 60, set()),
+        ([1.0] * 60, set()),
+        ([None] * 60, set()),
+        ([0.5, None], set()),
+        ([0.5] * 30 + [0.75] * 30, {0, 1, 2}),  # of many equal ones the first few, that labels do not overlap
+        ([1.0] * 58 + [0.997, 1.0], {58}),
+        ([0.9, 0.2], {1}),
+    ],
+)
+def test_at_most_a_few_layers_are_called_worst(shares: list[float | None], worst: set[int]) -> None:
+    assert worst_layers(shares) == worst
+    found = Residency(available=True, layers=[*range(len(shares))], layer_hit_shares=shares)
+    texts = list(spec(layer_hits(found, "light"))["data"][0]["text"])
+    assert {index for index, text in enumerate(texts) if text} == worst
+    assert "100 %" not in texts
 
 
 def test_the_map_is_by_the_models_layers_and_tells_rows() -> None:

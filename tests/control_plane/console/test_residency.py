@@ -101,3 +101,15 @@ async def test_where_no_expert_sleeps_and_without_a_model_there_is_nothing() -> 
         assert (page.residency.available, page.residency.resident) == (False, [])
         assert "all experts are resident" in page.residency.reason
         assert not any(plot.name in ("resident_share", "residency_changes") for plot in page.series)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [("draining", "all experts are resident"), ("failed", "not loaded"), ("stopped", "not loaded")],
+)
+async def test_a_load_that_failed_does_not_say_that_all_is_well(state: str, reason: str) -> None:
+    async with watched() as server:
+        server.tick(**busy(1), state=state)
+        page = of_type("experts", await server.get("experts"))
+        assert reason in page.residency.reason
+        assert ("one device" if state == "draining" else "not loaded") in page.placement.reason
