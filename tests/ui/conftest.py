@@ -1,7 +1,6 @@
 """A real server on the embedded model for the console's tests, one a session, and pages run without a browser."""
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -58,13 +57,6 @@ def open_page(server: OperatedServer, monkeypatch: pytest.MonkeyPatch) -> Callab
         return app.switch_page(f"views/{name}.py").run() if name != "overview" else app
 
     return opened
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it does not come true"
-        time.sleep(0.05)
 
 
 def texts(app: AppTest) -> str:

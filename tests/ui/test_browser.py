@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import TimeoutError as NotClickable
 
 from control_plane.client import AdminClient
 from tests.conformance.operated_server import OperatedServer, operated_server
@@ -171,10 +172,10 @@ def test_a_diagnosis_is_applied_with_one_click(
         def is_applied() -> bool:
             """A finding may be gone between the look and the click: then once more."""
             page.goto(f"{console}/diagnosis")
-            page.get_by_role("button", name="Apply this fix").first.click()
             try:
+                page.get_by_role("button", name="Apply this fix").first.click(timeout=15_000)
                 expect(page.get_by_text(re.compile(r"Revision \d+: "))).to_be_visible(timeout=15_000)
-            except AssertionError:
+            except (AssertionError, NotClickable):
                 return False
             return True
 

@@ -23,8 +23,9 @@ from tests.control_plane.conftest import make_config, running
 from tests.control_plane.fake_engine import FakeEngine
 from tests.control_plane.live_engine import CONFIG, VOCAB_SIZE
 from tests.control_plane.test_admin_auth import digest
+from tests.patience import until
 from tests.runtime.engine.test_loop import make_loop
-from tests.ui.conftest import APP, TIMEOUT_S, texts, until
+from tests.ui.conftest import APP, TIMEOUT_S, texts
 from tests.ui.test_charts import spec
 from tests.ui.test_roles import OPERATOR, VIEWER
 from ui import session

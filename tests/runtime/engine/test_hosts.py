@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 NUM_TOKENS = 24
 PROMPTS = [[(7 * i + 3 * j) % 256 for j in range(1 + 5 * i)] for i in range(6)]
 SILENCE_S = 4.0
-PATIENCE_S = 30.0  # of a busy machine, on top of what the configuration promises
+HOST_PATIENCE_S = 30.0  # of a busy machine, on top of what the configuration promises
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +101,12 @@ def test_text_through_moves_and_a_new_ladder_until_a_host_dies(hosts, expected, 
             )  # nothing seen yet, or no plan in time
             return applied.json().get("num_moves", 0) > 0
 
-        hosts.wait(has_moves, 3 * PATIENCE_S)
+        hosts.wait(has_moves, 3 * HOST_PATIENCE_S)
         texts.append(pool.submit(ask_all))
         change({"ladder": {"decode_rows": [2, 4]}}, 2)
         assert all(text.result() == expected for text in texts)
         assert all(text.result() == expected[1] for text in skewed)
-    hosts.wait(lambda: hosts.get("/admin/v1/experts")["experts"]["waiting_moves"] == 0, PATIENCE_S)
+    hosts.wait(lambda: hosts.get("/admin/v1/experts")["experts"]["waiting_moves"] == 0, HOST_PATIENCE_S)
     hosts.wait(lambda: 'rung="decode-2-gather",state="ready"' in hosts.client.get("/metrics").text, 60)
     assert ask_all() == expected
     assert 'moe_late_compiles_total{engine="0",model_name="tiny"} 0.0' in hosts.client.get("/metrics").text
@@ -118,11 +118,11 @@ def test_text_through_moves_and_a_new_ladder_until_a_host_dies(hosts, expected, 
         time.sleep(0.5)
         hosts.follower.kill()
         start = time.monotonic()
-        for answer in (a.result(2 * PATIENCE_S) for a in answers):
+        for answer in (a.result(2 * HOST_PATIENCE_S) for a in answers):
             assert answer.status_code == 503
             assert "host 1 of 2 (127.0.0.1:" in answer.text
             assert "is gone: connection closed" in answer.text
-        assert time.monotonic() - start < 2 * PATIENCE_S  # not by silence
+        assert time.monotonic() - start < 2 * HOST_PATIENCE_S  # not by silence
     check_the_survivor(hosts)
 
 
@@ -136,7 +136,7 @@ def test_a_host_that_hangs_is_noticed(hosts, silence_s) -> None:
         check_the_survivor(hosts)
     finally:
         hosts.follower.send_signal(signal.SIGCONT)
-    assert hosts.follower.wait(PATIENCE_S) != 0
+    assert hosts.follower.wait(HOST_PATIENCE_S) != 0
     assert "moe-ladder follower: host 0 is gone" in hosts.log("follower")
 
 
@@ -146,9 +146,9 @@ def check_the_survivor(hosts: TwoHosts) -> None:
     assert hosts.get("/health/ready") == {"ready": False, "state": "failed", "lost_hosts": [1]}
     assert [h["state"] for h in hosts.get("/admin/v1/experts")["hosts"]] == ["up", "gone"]
     assert 'moe_host_up{engine="0",host="1",model_name="tiny"} 0.0' in hosts.client.get("/metrics").text
-    hosts.wait(lambda: "host 1 of 2" in hosts.client.get("/admin/v1/console/overview").text, PATIENCE_S)
+    hosts.wait(lambda: "host 1 of 2" in hosts.client.get("/admin/v1/console/overview").text, HOST_PATIENCE_S)
     refused = hosts.complete(PROMPTS[0], 4)
     assert refused.status_code == 503
     assert "host 1 of 2" in refused.text
     hosts.leader.terminate()
-    hosts.leader.wait(PATIENCE_S)
+    hosts.leader.wait(HOST_PATIENCE_S)
