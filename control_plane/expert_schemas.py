@@ -1,6 +1,19 @@
 """The parts of the console's Experts page, as pydantic types: where experts sit, and which of them sleep. Wire format only."""
 
-from control_plane.wire import Part
+from control_plane.wire import Part, Wire
+
+
+class LoadForecast(Wire):
+    """Who forecasts the experts' load of the next window, and what traffic it is for.
+
+    errors: of late by source, a distance in [0, 1]. next_traffic: shares of the largest traffic keys, which callers choose, so
+    they are strangers' words; num_keys counts all. Empty where no request says its key.
+    """
+
+    source: str
+    errors: dict[str, float] = {}
+    next_traffic: dict[str, float] = {}
+    num_keys: int = 0
 
 
 class Placement(Part):
@@ -29,6 +42,7 @@ class Placement(Part):
     pinned_layers: list[int] = []
     why: str = ""  # why experts move or do not, in one word of docs/experts.md
     alarm: str | None = None  # a sentence while a plan is overdue
+    forecast: LoadForecast | None = None  # null before the first window
 
 
 class Residency(Part):

@@ -4,17 +4,19 @@ from typing import Any
 
 import streamlit as st
 
-from control_plane.expert_schemas import Placement
+from control_plane.expert_schemas import LoadForecast, Placement
 from ui import session
 from ui.act import attempt, may_change, show_told, tell
 from ui.device_plots import copies_heat, device_bars, device_heat
 from ui.frame import figures, mode, plots, unavailable
 from ui.maps import words
 from ui.plain import plain
-from ui.units import DASH, age, count, seconds
+from ui.units import DASH, age, count, percent, seconds
 
 PLAN = "expert_plan"  # of the session: the dry run that is on the screen
 REASON = "console: rebalance of experts"
+MAX_LINES = 10  # of a list
+MAX_KEY_CHARS = 40
 
 
 def show_placement(placement: Placement) -> None:
@@ -49,10 +51,34 @@ def show_placement(placement: Placement) -> None:
         ),
         ("Pinned layers", pinned[:40] or "none", "their experts stay where they are"),
     )
+    if placement.forecast is not None:
+        _show_forecast(placement.forecast)
     _controls(placement)
     looked = mode()
     plots(2, devices=device_bars(placement, looked), device_heat=device_heat(placement, looked))
     plots(1, copies=copies_heat(placement, looked))
+
+
+def _show_forecast(forecast: LoadForecast) -> None:
+    """A line about who forecasts, one about the traffic to come. Traffic keys are words of callers."""
+    errors = sorted(forecast.errors.items(), key=lambda pair: pair[1])[:MAX_LINES]
+    told = " · ".join(f"{plain(words(source))} {error:.3f}" for source, error in errors)
+    st.caption(
+        f"Load of the next window is forecast by: **{plain(words(forecast.source))}**"
+        + (f". Error of late, 0 is exact: {told}" if told else "")
+    )
+    shares = sorted(forecast.next_traffic.items(), key=lambda pair: -pair[1])[:MAX_LINES]
+    if not shares:
+        return
+    told = " · ".join(f"{plain(_one_line(key))} {percent(share)}" for key, share in shares)
+    num_more = forecast.num_keys - len(shares)
+    st.caption(f"Its traffic by key: {told}" + (f" · {num_more} more" if num_more > 0 else ""))
+
+
+def _one_line(key: str) -> str:
+    """Callers choose it: short, and without line breaks or signs that cannot be seen."""
+    text = "".join(sign if sign.isprintable() else " " for sign in key[: MAX_KEY_CHARS + 1])
+    return (text if len(text) <= MAX_KEY_CHARS else f"{text[:MAX_KEY_CHARS]}…") or "(no key)"
 
 
 def _controls(placement: Placement) -> None:

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 
 from control_plane.console.view import View
-from runtime.engine.expert_status import ExpertStatus
+from runtime.engine.expert_status import ExpertStatus, ForecastStatus
 from runtime.engine.stats import EngineSnapshot
 
 ONE_DEVICE = "all experts are on one device: there is nothing to place"
 NO_MODEL = "the model is not loaded"
+MAX_KEYS = 10  # of traffic, the largest
 
 
 def placement(view: View) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def placement(view: View) -> dict[str, Any]:
         "pinned_layers": status.pinned_layers,
         "why": status.reason,
         "alarm": status.alarm,
+        "forecast": _forecast(status.forecast) if status.forecast is not None else None,
     }
 
 
@@ -70,6 +72,16 @@ def device_loads(rows: np.ndarray | None) -> list[float]:
         return []
     by_device = rows.sum(axis=0)
     return (by_device / by_device.mean()).tolist()
+
+
+def _forecast(status: ForecastStatus) -> dict[str, Any]:
+    shares = sorted(status.next_traffic.items(), key=lambda pair: -pair[1])
+    return {
+        "source": status.source,
+        "errors": dict(status.errors),
+        "next_traffic": dict(shares[:MAX_KEYS]),
+        "num_keys": len(shares),
+    }
 
 
 def _rows_of_span(view: View) -> np.ndarray | None:

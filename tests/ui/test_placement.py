@@ -153,6 +153,42 @@ def test_plots_hold_the_wire_types_figures() -> None:
     assert [list(row) for row in spec(copies_heat(placement, "light"))["data"][0]["z"]] == [[2, 1, 1]]
 
 
+def test_the_forecast_is_two_quiet_lines_and_keys_of_strangers_stay_words() -> None:
+    """Run as a page of its own, with keys that want to be a picture, a heading, a colour, a line of their own, endless."""
+    keys = [
+        "![x](http://a/b.png)",
+        "# big\n# two",
+        ":red[alarm]",
+        "<b>bold</b>",
+        "k" * 300,
+        "\u202eright",
+        "",
+        "translation",
+    ]
+
+    def page(keys: list[str]) -> None:
+        from control_plane.expert_schemas import LoadForecast
+        from ui.placement import _show_forecast
+
+        shares = {key: (len(keys) - i) / 100 for i, key in enumerate(keys)}
+        _show_forecast(
+            LoadForecast(
+                source="mix", errors={"last_window": 0.25, "mix": 0.125}, next_traffic=shares, num_keys=40
+            )
+        )
+
+    app = AppTest.from_function(page, kwargs={"keys": keys}, default_timeout=TIMEOUT_S).run()
+    assert not app.exception
+    source, traffic = (str(caption.value) for caption in app.caption)
+    assert "**mix**" in source
+    assert source.index("mix 0.125") < source.index("last window 0.250"), "the best first"
+    assert "translation 1 %" in traffic
+    assert "32 more" in traffic
+    for sign in ("![", "](", "\n", ":red[", "<b>", "k" * 41, "\u202e"):
+        assert sign not in traffic, sign
+    assert "(no key)".replace("(", "\\(").replace(")", "\\)") in traffic
+
+
 def test_nothing_seen_yet_draws_empty_plots_that_say_so() -> None:
     placement = Placement(available=True, num_devices=4)
     for draw in (device_bars, device_heat):

@@ -7,7 +7,7 @@ import pytest
 
 from control_plane.console.device_watch import DeviceWatch
 from control_plane.console.placement import device_imbalance, device_loads
-from runtime.engine.expert_status import ExpertStatus
+from runtime.engine.expert_status import ExpertStatus, ForecastStatus
 from tests.control_plane.console.test_pages import busy, of_type, watched
 
 
@@ -49,6 +49,19 @@ async def test_moves_part_the_figures_into_before_and_after() -> None:
         assert (found.imbalance_before, found.imbalance_after, found.plan_age_s) == (1.25, 1.0, 8.0)
         assert (found.device_loads_before, found.device_loads_after) == ([1.25, 0.75], [1.0, 1.0])
         assert (found.is_paused, found.pinned_layers, found.alarm) == (True, [1], "12 s late")
+
+
+async def test_the_forecast_names_its_source_and_the_largest_keys_only() -> None:
+    shares = {f"key-{i}": share for i, share in enumerate([0.01] * 30 + [0.5, 0.2])}
+    forecast = ForecastStatus("mix", {"last_window": 0.2, "mix": 0.05}, shares)
+    async with watched() as server:
+        server.tick(**busy(1), experts=status(((30, 10), (20, 20))))
+        assert of_type("experts", await server.get("experts")).placement.forecast is None
+        server.tick(**busy(2), experts=status(((30, 10), (20, 20)), forecast=forecast))
+        found = of_type("experts", await server.get("experts")).placement.forecast
+    assert (found.source, found.errors, found.num_keys) == ("mix", {"last_window": 0.2, "mix": 0.05}, 32)
+    assert list(found.next_traffic.items())[:2] == [("key-30", 0.5), ("key-31", 0.2)]
+    assert len(found.next_traffic) == 10
 
 
 async def test_one_device_and_no_model_say_why() -> None:
