@@ -147,7 +147,7 @@ def test_each_figure_of_what_was_asked_for_keeps_launches_apart(figure):
 
 
 def test_rows_that_the_form_itself_makes_unequal_are_compared_and_are_no_other_work_afterwards():
-    """Each half levels copies for itself: its busiest device has half as much again. The faster form takes over all the same."""
+    """Each half levels copies for itself: its busiest device has half as much again. The faster form takes over."""
     rung = Rung(steady(0.8))
     rung.work = lambda form: WORK._replace(busiest_rows=900 * (1 + form / 2))
     rung.launch(FIRST_AFTER + MAX_GROUPS * (GROUP + 2) + 2)
@@ -161,9 +161,7 @@ def test_rows_that_the_form_itself_makes_unequal_are_compared_and_are_no_other_w
 def test_too_few_groups_say_no_times(num_alike):
     """The first groups could be compared; then the two forms never have like work again."""
     rung = Rung(steady(0.5))
-    rung.work = lambda form: WORK._replace(
-        tokens=8 * (1 + form) if rung.judge._num_groups > num_alike else 8
-    )
+    rung.work = lambda form: WORK._replace(tokens=8 * (1 + form) if rung.judge._num_groups > num_alike else 8)
     rung.launch(FIRST_AFTER + MAX_GROUPS * (GROUP + 2) + 2)
     (verdict,) = rung.verdicts
     assert (verdict.reason, verdict.num_groups) == (FormReason.WORK_DIFFERS, num_alike)

@@ -203,7 +203,9 @@ def test_work_of_a_launch():
     prefill = prefill_bucket(64, 4, 8)
     launched = step(prefill, None, chunk(0, 30), chunk(100, 10))
     assert work_of(launched, collected(), 0.0) == (1, 40, (30 * 15 + 10 * 105) / 40, 9, 1, 7)
-    scores = tuple(ScoreChunk(c.sequence, 1, np.zeros(64), (), c.num_tokens - 1) for c in launched.plan.chunks)
+    scores = tuple(
+        ScoreChunk(c.sequence, 1, np.zeros(64), (), c.num_tokens - 1) for c in launched.plan.chunks
+    )
     assert work_of(replace(launched, scores=scores), collected(), 0.0).scored == 1 + 29 + 9
     assert work_of(step(FOUR), collected(0, rows=np.zeros((0, 0))), 0.0).busiest_rows == 0
 
