@@ -69,6 +69,7 @@ FIELDS: dict[str, Draw] = {
     "slo.ttft": between(1, 4000, "ms"),
     "slo.itl": between(1, 500, "ms"),
     "kv_cache.enable_prefix_cache": one_of(True, False),
+    "parallel.judge_overlap_in_traffic": one_of(True, False),
     "precision.dynamic_precision": one_of(True, False),
     "precision.load_threshold": one_of(0.5, 0.85),
     "traffic_prediction.enable_traffic_prediction": one_of(True, False),

@@ -17,6 +17,7 @@ from control_plane.service import EngineService
 from runtime.config import parse_config
 from runtime.engine.build import ModelCard
 from runtime.engine.chat_template import ChatTemplate
+from runtime.engine.expert_mover import ExpertMover
 from runtime.engine.grammar import GrammarCompiler
 from runtime.engine.tokenizer import ByteTokenizer
 from tests.control_plane.conftest import make_config, running
@@ -54,7 +55,9 @@ def four_devices() -> Iterator[str]:
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExpertMover, "move_s", 1e-6)  # measured on a busy machine, no move might ever pay
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(20)
     loop.shutdown()
@@ -87,16 +90,18 @@ def test_an_operator_plans_applies_and_pauses(
         assert refused.value.status == 422
 
         _ask(four_devices)
-        until(lambda: (admin.experts() or {})["imbalance"] is not None)
-        assert admin.rebalance_experts(dry_run=True)["num_moves"] > 0, "the test needs a skewed load"
+        until(lambda: (admin.experts() or {})["forecast"] is not None)  # now there are loads to plan for
         page = experts_page(four_devices, OPERATOR)
 
         def shows_the_plan() -> bool:
+            """A window may end between the two plans, but not for ever; one may be even, which others will not be."""
             page.button(key="rebalance_plan").click().run()
             wanted = admin.rebalance_experts(dry_run=True)["num_moves"]
-            return f"Dry run: {wanted} moves" in texts(page).replace("*", "")
+            if not wanted:
+                _ask(four_devices)
+            return wanted > 0 and f"Dry run: {wanted} moves" in texts(page).replace("*", "")
 
-        until(shows_the_plan)  # a window of traffic may end between the two plans, but not for ever
+        until(shows_the_plan)
         assert _moved(admin) == 0
         page.button(key="rebalance_apply").click().run()
         assert _moved(admin) == 0, "one click does not move"
