@@ -209,7 +209,7 @@ async def test_random_changes_of_two_operators_lose_nothing(loop):
         now = await server.get(CONFIG_PATH)
         accepted = [change for operator in operators for change in operator.accepted]
         revisions = await history(server.client)
-        assert len(accepted) >= 15
+        assert len(accepted) >= 10  # of 20; the others changed nothing
         assert lost_updates(accepted, revisions, first["stored"], now["stored"]) == []
         assert (await server.get("/admin/v1/audit/verify"))["is_ok"]
 
