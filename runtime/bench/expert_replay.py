@@ -132,7 +132,9 @@ def loads_of_steps(placement: ExpertPlacement, parts: np.ndarray, weight: float)
     if weight == 0:
         return np.array([device_loads(placement, step) for step in parts.sum(axis=1).astype(float)])
     num_layers, num_sources = placement.num_layers, parts.shape[1]
-    wide = placement.only(list(range(num_layers)) * num_sources)  # every source's rows are layers of their own
+    wide = placement.only(
+        list(range(num_layers)) * num_sources
+    )  # every source's rows are layers of their own
     found = []
     for step in parts.astype(float):
         loads = step.reshape(num_sources * num_layers, -1)

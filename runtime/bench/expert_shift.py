@@ -70,7 +70,12 @@ class RunningServer:
 
     @classmethod
     def start(
-        cls, placement: ExpertPlacement, plan: PlanConfig, moves_per_step: int, plan_steps: int, seen: np.ndarray
+        cls,
+        placement: ExpertPlacement,
+        plan: PlanConfig,
+        moves_per_step: int,
+        plan_steps: int,
+        seen: np.ndarray,
     ) -> "RunningServer":
         predictor = LoadPredictor(placement.num_layers, placement.num_experts)
         predictor.observe(seen)
@@ -103,7 +108,9 @@ class RunningServer:
         decision = self.decision
         if is_window_over or self.seen is None:
             self.seen = self._observe(counts, now_s)
-        obs = self.seen  # between two windows neither the forecast nor the placement changes while a plan is made
+        obs = (
+            self.seen
+        )  # between two windows neither the forecast nor the placement changes while a plan is made
         start = time.perf_counter()
         if decision is None:
             decision = self.decision = Decision(self.state, obs, self.config, now_s)
@@ -224,7 +231,9 @@ def skew_model(row_s: float, num_steps: int = 60) -> dict[str, Any]:
     for counts in draws:
         with_.append(server.loads(counts))
         server.serve(counts)
-    return critical_path_gain(np.round(without, 6), np.array(with_) * (without.sum() / np.sum(with_)), row_s) | {
+    return critical_path_gain(
+        np.round(without, 6), np.array(with_) * (without.sum() / np.sum(with_)), row_s
+    ) | {
         "steps": num_steps,
         "moves": server.num_moves,
         "source": "synthetic counts; rows of a real engine may be given to the same function",

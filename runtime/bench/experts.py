@@ -89,13 +89,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     shifts = [
         replay_shift(32, 9, args.seeds, moves, FULL_WEIGHT, num_steps, plan_steps)
         for moves, num_steps, plan_steps in (
-            (args.moves_per_step, 200, PLAN_STEPS),  # as the engine does; the others are what faster plans and moves would bring
+            (
+                args.moves_per_step,
+                200,
+                PLAN_STEPS,
+            ),  # as the engine does; the others are what faster plans and moves would bring
             (args.moves_per_step, 50, 1),
             (8, 50, 1),
         )
     ]
     console.print("traffic through the scheduler", highlight=False)
-    traffic = [replay_bursts(recorded_loads, 8, 9, burst, TRAFFIC_REQUESTS, TRAFFIC_SEEDS) for burst in BURSTS]
+    traffic = [
+        replay_bursts(recorded_loads, 8, 9, burst, TRAFFIC_REQUESTS, TRAFFIC_SEEDS) for burst in BURSTS
+    ]
     gain: dict[str, Any] = {"critical_path_gain": None}
     if args.rows is not None:
         gain = gain_of_rows(args.rows, args.row_us * 1e-6)

@@ -99,7 +99,9 @@ def test_on_several_devices_routing_leans_to_the_idle_ones():
     assert list(expert_imbalance(window_of(QUIET, QUIET), config)) == []  # no rows are known
 
     def served(*rows: int, waiting: int = 0, slots=(0, 1, 2, 3, 0, 1)) -> EngineSnapshot:
-        experts = ExpertStatus(2, len(slots) // 2, ((), slots), ((0, 0), rows), None, waiting, 0, False, (), "", None)
+        experts = ExpertStatus(
+            2, len(slots) // 2, ((), slots), ((0, 0), rows), None, waiting, 0, False, (), "", None
+        )
         return replace(QUIET, busy_s=59.0, expert_tokens=((1000, 0, 600, 400),), experts=experts)
 
     def with_weight(weight: float) -> EngineConfig:

@@ -19,7 +19,9 @@ def test_a_shift_is_repaired_within_the_limit_of_moves():
 
 
 def test_a_plan_that_is_made_longer_than_the_steps_moves_nothing():
-    found = replay_shift(32, 9, num_seeds=1, moves_per_step=8, balance_weight=0.5, num_steps=15, plan_steps=30)
+    found = replay_shift(
+        32, 9, num_seeds=1, moves_per_step=8, balance_weight=0.5, num_steps=15, plan_steps=30
+    )
     assert found["moves"] == 0
 
 
