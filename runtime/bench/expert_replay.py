@@ -1,10 +1,11 @@
 """Placements made from one window of traffic and judged on the next, never on what they were made from. Imports no JAX.
 
-Imbalance is (max - mean) / mean of the tokens on the devices in the judged window, by layer. `_leaning`: where copies share in
-every step by the rows of that step, as the engine's steps do (`runtime.experts.sharing`), but for whole rows, and the best round of
-four is kept where the step keeps the last. By which rows is what the engine's default exchange knows: in recorded steps of 128
-tokens, which gather, those of all devices; in synthetic steps of 4,096 tokens each device shares its own, a part of the step's
-counts drawn at random. `_step`: the mean over the window's steps of the imbalance of one step, which is what a step waits for.
+Imbalance is (max - mean) / mean of the tokens on the devices in the judged window, by layer. `_leaning`: where copies share
+in every step by the rows of that step, as the engine's steps do (`runtime.experts.sharing`), but for whole rows, and the best
+round of four is kept where the step keeps the last. By which rows is what the engine's default exchange knows: in recorded
+steps of 128 tokens, which gather, those of all devices; in synthetic steps of 4,096 tokens each device shares its own, a part
+of the step's counts drawn at random. `_step`: the mean over the window's steps of the imbalance of one step, which is what a
+step waits for.
 """
 
 import itertools

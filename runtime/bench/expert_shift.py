@@ -1,10 +1,10 @@
 """A sudden change of hot experts, step by step through the controller: moves count once they are applied. Imports no JAX.
 
 A step is 4,096 tokens and 50 ms; copies share in each step, each device its own rows, as the engine does where steps do not
-gather. Cadence is the engine's: a window of 0.5 s is learned from when it ends, then the controller is asked; a plan of up to 64 moves
-takes `plan_steps` turns between launches (in slices, so that no launch waits for it), and then `moves_per_step` moves are made a turn. What differs: `expert_load` is of the window's
-last step instead of all of it, and costs of rows and moves are the plan's defaults instead of measured ones. The skew case is the
-same with loads of which 80 % go to three experts.
+gather. Cadence is the engine's: a window of 0.5 s is learned from when it ends, then the controller is asked; a plan of up to
+64 moves takes `plan_steps` turns between launches (in slices, so that no launch waits for it), and then `moves_per_step` moves
+are made a turn. What differs: `expert_load` is of the window's last step instead of all of it, and costs of rows and moves are
+the plan's defaults instead of measured ones. The skew case is the same with loads of which 80 % go to three experts.
 """
 
 import time

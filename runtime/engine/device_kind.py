@@ -1,7 +1,8 @@
 """What kind of device a host computes on, and that all hosts have the same one.
 
 Where copies share the rows of all devices, every host decides for all of them, and divides in float32 (`experts/sharing.py`):
-programs compiled for other chips or other instruction sets may round otherwise, and a row that two devices see elsewhere is lost.
+programs compiled for other chips or other instruction sets may round otherwise, and a row that two devices see elsewhere is
+lost.
 """
 
 import platform
