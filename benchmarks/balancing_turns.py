@@ -1,6 +1,6 @@
 """How long the balancing of experts holds up the engine's thread: every turn between two launches, timed.
 
-    python -m benchmarks.balancing_turns [--weight 0.5] [--between 0.1] [--windows 60] [--json FILE]
+    python -m benchmarks.balancing_turns [--weight 0] [--between 0.1] [--windows 60] [--json FILE]
 
 58 layers of 256 experts on 32 devices of 9 slots, synthetic Zipf traffic of which 10 % of the experts change now and then.
 Balancing and mover are the engine's own, on a clock of their own; their arrays go to virtual devices of this machine's CPU,
@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -30,7 +31,7 @@ from runtime.bench.expert_loads import (
     zipf_rates,
 )
 from runtime.bench.report import machine_stamp, print_table, summary
-from runtime.config import parse_config
+from runtime.config import BatchProcessingConfig, parse_config
 from runtime.experts.balancer import SlotShape, balance
 from runtime.experts.placement import ExpertPlacement
 from runtime.experts.shares import device_loads
@@ -48,7 +49,7 @@ STEP_SHARE = 0.7  # of its target that a balanced step takes
 class Arrays:
     """What the mover wants of an engine: tables and biases go to the devices as they do there."""
 
-    overlap: dict = {}  # noqa: RUF012 - never written
+    forms = SimpleNamespace(choices={})  # the status shows them
 
     def __init__(self) -> None:
         import jax  # noqa: PLC0415 - must see its flags first
@@ -102,12 +103,19 @@ def measure(num_windows: int, weight: float, between: float) -> dict[str, Any]:
     )
     balancing = ExpertBalancing(config, mover, decisions, lambda: now[0])
     turns: list[list[float]] = []  # by window
+    plans = [0]  # turns of each plan, the last one still being made
     gc.collect()
     for window in range(num_windows + SETTLING):
         if window % SHIFT_EVERY == SETTLING:
             rates = shifted(rng, rates, 0.1)
         counts = [draw(rng, rates, SYNTHETIC_STEP_TOKENS) for _ in range(4)]
-        spent = [_turn(balancing, mover.placement, now, counts[i % 4]) for i in range(STEPS_OF_WINDOW)]
+        spent = []
+        for i in range(STEPS_OF_WINDOW):
+            spent.append(_turn(balancing, mover.placement, now, counts[i % 4]))
+            if balancing.status().reason == "planning":
+                plans[-1] += 1
+            elif plans[-1]:
+                plans.append(0)
         arrays.wait()
         turns += [spent] if window >= SETTLING else []
     reasons = Counter({reason: n for (name, reason), n in decisions.counts.items() if "expert" in name})
@@ -127,6 +135,7 @@ def measure(num_windows: int, weight: float, between: float) -> dict[str, Any]:
         "reasons": dict(reasons),
         "turn_ms": summary(every, digits=3) | {"max": round(max(every), 3)},
         "longest_of_window_ms": summary([1e3 * max(window) for window in turns], digits=3),
+        "turns_of_a_plan": summary([float(n) for n in plans if n], digits=1),
         "turns_above_3_ms": sum(t > 3 for t in every),
         "all_of_window_ms": summary([1e3 * sum(window) for window in turns], digits=3),
     }
@@ -148,7 +157,10 @@ def main() -> int:
     )
     parser.add_argument("--windows", type=int, default=60, help="counted (default %(default)s)")
     parser.add_argument(
-        "--weight", type=float, default=0.0, help="expert_balance_weight (default %(default)s)"
+        "--weight",
+        type=float,
+        default=BatchProcessingConfig().expert_balance_weight,
+        help="expert_balance_weight (default %(default)s, the engine's)",
     )
     parser.add_argument(
         "--between", type=float, default=0.0, help="expert_lean_between (default %(default)s)"

@@ -11,6 +11,7 @@ from control_plane.finding import Evidence, Finding, Patch, Severity, Window, on
 from control_plane.ladder_advice import MIN_GAIN, ladder_patch, propose
 from runtime.config import EngineConfig
 from runtime.engine.change import LadderState
+from runtime.engine.expert_status import ExpertStatus
 from runtime.engine.stats import EngineSnapshot, Histogram
 
 BUSY = 0.9  # the published signs of imbalance: some above 90 % busy
@@ -46,11 +47,16 @@ def expert_imbalance(window: Window, config: EngineConfig) -> Iterator[Finding]:
     if after.ndim != 2 or after.size == 0:
         return
     tokens = after - before if before.shape == after.shape else after  # [L, E or devices]
-    if tokens.shape[1] < 2 or tokens.sum(axis=1).min() < MIN_TOKENS_PER_EXPERT * tokens.shape[1]:
+    with_experts = np.flatnonzero(tokens.any(axis=1))  # dense layers are rows of zeros
+    tokens = tokens[with_experts]
+    if not len(tokens) or tokens.shape[1] < 2:
+        return
+    if tokens.sum(axis=1).min() < MIN_TOKENS_PER_EXPERT * tokens.shape[1]:
         return
     share = tokens / tokens.max(axis=1, keepdims=True)  # of the busiest in the layer
-    layer = int(share.min(axis=1).argmin())
-    if window.busy_share <= BUSY or share[layer].min() >= IDLE_SHARE:
+    worst = int(share.min(axis=1).argmin())
+    layer, least = int(with_experts[worst]), float(share[worst].min())
+    if window.busy_share <= BUSY or least >= IDLE_SHARE:
         return
     what = "devices" if num_devices > 1 else "experts"
     patch, why_none = _against_imbalance(window, config)
@@ -59,12 +65,12 @@ def expert_imbalance(window: Window, config: EngineConfig) -> Iterator[Finding]:
         "experts",
         Severity.WARNING if num_devices > 1 else Severity.INFO,
         f"In layer {layer} the busiest of the {what} was {100 * window.busy_share:.0f} % busy, the least loaded "
-        f"{100 * window.busy_share * share[layer].min():.0f} %.",
+        f"{100 * window.busy_share * least:.0f} %.",
         {
             "layer": layer,
             "busiest_busy_share": window.busy_share,
-            "least_of_busiest": float(share[layer].min()),
-            f"num_{what}_below_half": int((share[layer] < IDLE_SHARE).sum()),
+            "least_of_busiest": least,
+            f"num_{what}_below_half": int((share[worst] < IDLE_SHARE).sum()),
         },
         "the busiest device's load falls, and with it the time of a step",
         patch,
@@ -83,17 +89,29 @@ def _against_imbalance(window: Window, config: EngineConfig) -> tuple[Patch | No
     """What helps, or why nothing that could be set does."""
     if config.parallel.expert_parallel_size == 1:
         return None, "all experts are on one device: there is nothing to move"
+    experts, moves = window.last.experts, config.parallel.moves_per_step
+    num_waiting = experts.waiting_moves if experts is not None else 0
+    if num_waiting > 0 and moves < MOST_MOVES:
+        return {"parallel": {"moves_per_step": min(MOST_MOVES, 2 * moves)}}, ""
+    anew = "POST /admin/v1/experts/rebalance plans a whole placement anew"
+    waits = f"{num_waiting} moves wait, at {moves} a step" if num_waiting else "no moves wait"
+    if experts is not None and not _has_copies(experts):
+        return None, (
+            f"no expert has a copy to share its rows with, and {waits}: parallel.redundant_experts gives slots for copies "
+            f"(at the next start); {anew}"
+        )
     weight = config.batch_processing.expert_balance_weight
     if weight < MOST_BALANCE:
         raised = round(min(MOST_BALANCE, weight + BALANCE_STEP), 3)
         return {"batch_processing": {"expert_balance_weight": raised}}, ""
-    moves, experts = config.parallel.moves_per_step, window.last.experts
-    if experts is not None and experts.waiting_moves > 0 and moves < MOST_MOVES:
-        return {"parallel": {"moves_per_step": min(MOST_MOVES, 2 * moves)}}, ""
     return None, (
-        f"copies level the devices as well as they can (expert_balance_weight is {MOST_BALANCE}) and no moves wait: "
-        "POST /admin/v1/experts/rebalance plans a whole placement anew"
+        f"copies level the devices as well as they can (expert_balance_weight is {MOST_BALANCE}) and {waits}: {anew}"
     )
+
+
+def _has_copies(experts: ExpertStatus) -> bool:
+    """Whether some layer has more slots than experts."""
+    return any(len(set(layer)) < len(layer) for layer in experts.slot_experts)
 
 
 def memory_pressure(window: Window, config: EngineConfig) -> Iterator[Finding]:

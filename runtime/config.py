@@ -150,7 +150,7 @@ class ParallelConfig(_Section):
         "auto", "way of the tokens to their experts; auto: gather for small steps, all_to_all for others"
     )
     gather_max_tokens: int = _recompile(
-        64, "tokens of the largest rung that auto lets gather", ge=0, le=1 << 16
+        128, "tokens of the largest rung that auto lets gather", ge=0, le=1 << 16
     )
     capacity_factor: float = _restart(
         1.5,

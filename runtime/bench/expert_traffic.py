@@ -26,7 +26,27 @@ WINDOW_LAUNCHES = 16
 ROWS, PREFILL_TOKENS, PAGE_SIZE = 64, 512, 16
 PROMPT_LENS, OUTPUT_LENS = (64, 512), (16, 128)  # shortest and longest
 LINE = 8  # requests that wait, while there are some
+FORECASTS = ("last_window", "predicted", "predicted_with_keys")
 WARM_WINDOWS = 8  # before the first that is judged
+
+
+def replay_bursts(
+    loads: RecordedLoads,
+    num_devices: int,
+    slots_per_device: int,
+    burst: int,
+    num_requests: int,
+    num_seeds: int,
+) -> dict[str, Any]:
+    """`replay_traffic`, the mean of some seeds."""
+    runs = [
+        replay_traffic(loads, num_devices, slots_per_device, burst, num_requests, seed)
+        for seed in range(num_seeds)
+    ]
+    means = {name: round(float(np.mean([run[name] for run in runs])), 4) for name in FORECASTS}
+    judged = sum(run["judged_windows"] for run in runs)
+    sizes = {"requests": num_requests, "seeds": num_seeds, "judged_windows": judged}
+    return runs[0] | sizes | means
 
 
 def replay_traffic(

@@ -34,7 +34,8 @@ from runtime.bench.expert_replay import (
     replay_recorded,
     replay_synthetic,
 )
-from runtime.bench.expert_shift import replay_shift, skew_model
+from runtime.bench.expert_shift import PLAN_STEPS, replay_shift, skew_model
+from runtime.bench.expert_traffic import replay_bursts
 from runtime.bench.report import console, machine_stamp, print_table
 from runtime.config import ParallelConfig
 from runtime.experts.balancer import SlotShape, balance
@@ -43,6 +44,8 @@ from runtime.experts.greedy_balancer import greedy_slots
 RECORDED_SHAPES = ((4, 17), (8, 9), (16, 5), (32, 3))  # devices, slots each: one to spare on every device
 SYNTHETIC_SHAPES = ((8, 33), (32, 9), (144, 2), (144, 3))
 SKEW_DEVICES = 8
+BURSTS = (1, 4, 16, 64, 256)  # requests of one task in a row
+TRAFFIC_REQUESTS, TRAFFIC_SEEDS = 1500, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,13 +87,20 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     synthetic.append(replay_synthetic(32, 9, args.seeds, num_groups=8, num_nodes=4))
     pairs = pair_quality(144, args.seeds)
     shifts = [
-        replay_shift(32, 9, args.seeds, moves, weight)
-        for moves, weight in (
-            (args.moves_per_step, FULL_WEIGHT),
-            (args.moves_per_step, 0.0),
-            (8, FULL_WEIGHT),
-            (64, FULL_WEIGHT),
+        replay_shift(32, 9, args.seeds, moves, FULL_WEIGHT, num_steps, plan_steps)
+        for moves, num_steps, plan_steps in (
+            (
+                args.moves_per_step,
+                200,
+                PLAN_STEPS,
+            ),  # as the engine does; the others are what faster plans and moves would bring
+            (args.moves_per_step, 50, 1),
+            (8, 50, 1),
         )
+    ]
+    console.print("traffic through the scheduler", highlight=False)
+    traffic = [
+        replay_bursts(recorded_loads, 8, 9, burst, TRAFFIC_REQUESTS, TRAFFIC_SEEDS) for burst in BURSTS
     ]
     gain: dict[str, Any] = {"critical_path_gain": None}
     if args.rows is not None:
@@ -120,6 +130,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "held_out": held,
         "synthetic": synthetic,
         "shift": shifts,
+        "traffic": traffic,
     }
     _print(result)
     return result
@@ -295,17 +306,24 @@ def _print(result: dict[str, Any]) -> None:
     )
     print_table(
         "10 % of experts change",
-        ("moves a step, weight", "old placement", "after 10", "after 50", "moves a layer"),
+        ("moves a step", "steps a plan takes", "old placement", "after 10", "after 50", "after 200"),
         [
             (
-                f"{r['moves_per_step']}, {r['balance_weight']}",
+                r["moves_per_step"],
+                r["plan_takes_steps"],
                 r["old_placement"],
                 r["after_steps"]["10"],
                 r["after_shift_50_steps"],
-                r["moves_per_layer"],
+                r["after_steps"].get("200", ""),
             )
             for r in result["shift"]
         ],
+    )
+    names = ("last_window", "predicted", "predicted_with_keys")
+    print_table(
+        "Imbalance of windows of the scheduler's launches, 8 devices x 9 slots",
+        ("requests of a task in a row", *names),
+        [(r["requests_in_a_row"], *(r[name] for name in names)) for r in result["traffic"]],
     )
     print_table(
         "Targets",

@@ -28,6 +28,7 @@ from runtime.engine.device_arrays import (
     start_placement,
     weight_specs,
 )
+from runtime.engine.device_kind import check_same_devices, device_kind
 from runtime.engine.device_work import DeviceWork
 from runtime.engine.distributed import start_distributed
 from runtime.engine.engine import Engine
@@ -188,6 +189,7 @@ def load_devices(
         log.info("products: %s", backend.reason)
         if hosts is not None:
             check_same_backend(backend.name, hosts)
+            check_same_devices(device_kind(), hosts)
         enable_persistent_cache(config.ladder.cache_dir)
         dtype = weight_dtype(config.model)
         mesh = make_device_mesh(config.parallel, arch)

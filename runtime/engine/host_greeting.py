@@ -1,7 +1,8 @@
 """What hosts tell each other before they work together: versions, flags, model, configuration; and where they differ. No JAX.
 
 The steps of all hosts must be the same programs on the same shapes, or their collectives would not meet. Restart fields
-of the sections that shape them are compared; fields that change while serving are taken from host 0.
+of the sections that shape them are compared; fields that change while serving are taken from host 0. Kernels and kinds of
+devices, which JAX knows, are compared while arrays are loaded (`build.py`, `device_kind.py`).
 """
 
 import hashlib

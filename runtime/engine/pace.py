@@ -24,10 +24,12 @@ class Pace:
         return min(self._fitting)
 
     def do(self, work: Callable[[int], object], num_left: int) -> int:
-        """A slice of what is left: work(number of layers), which is returned."""
+        """A slice of what is left: work(number of layers). Returns that number."""
         num_layers, start = min(self.num_layers, num_left), self._timer()
         work(num_layers)
         spent = max(1e-9, self._timer() - start)
+        if num_layers < self.num_layers and spent < self._slice_s:
+            return num_layers  # the last ones left say nothing of how many would have fitted
         fitting = int(num_layers * self._slice_s / spent)
         # The call itself costs something: one more layer is tried even where none more would fit in proportion.
         least = num_layers + 1 if spent < ROOMY * self._slice_s else 1

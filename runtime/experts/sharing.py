@@ -2,7 +2,8 @@
 
 Sums are of whole numbers, so that every device which has the same counts comes to the same, whatever order it adds in: in
 `gather` each device decides for all rows, and a row that two devices see elsewhere would be lost. Shares of rows are in
-units of 2 ** -bits rows; only scaling by element is float32, in operations that round alike everywhere.
+units of 2 ** -bits rows; only scaling by element is float32, in operations that round alike on devices of
+one kind, which all hosts must have (`engine/device_kind.py`).
 
 Levelling is the fixed point of `shares._levelled`: each copy moves towards what would bring its device to the mean of the
 devices that hold its expert. Few rounds, as each is some small kernels in every layer; what comes out is compared with equal
@@ -19,6 +20,7 @@ from runtime.experts.dispatch import plan_dispatch
 from runtime.experts.shares import STEP_ROUNDS
 
 MAX_BITS = 10  # of a share's part behind the point
+MIXER = 0x85EBCA6B  # odd, of 2 ** 32: sums that differ little give turns that differ much
 GOLDEN = 0x9E3779B1  # of 2 ** 32: multiples lie evenly, however many there are
 
 
@@ -53,7 +55,7 @@ def slots_by_own_rows(
     num_experts, num_devices = copies.slots.shape
     nth, counts = _rank(expert_ids, is_real, num_experts)
     turn = device.astype(jnp.uint32) * jnp.uint32(2**32 // max(2, num_devices))
-    ends = row_ends(copies, counts, expert_ids.size, turn)
+    ends = row_ends(copies, counts, expert_ids.size, turn + _turn_of(counts))
     return jnp.where(is_real[:, None], _slot_of_row(copies, ends, expert_ids, nth), copies.num_slots)
 
 
@@ -79,7 +81,8 @@ def slots_of_labels(copies: CopyTable, labels: Int[Array, "G N"], num_pairs: int
     before = jnp.cumsum(counts, axis=0) - counts  # [G, E]: rows of the devices ahead
     is_real = ids < num_experts
     ids = jnp.where(is_real, ids, 0)
-    ends = row_ends(copies, jnp.sum(counts, axis=0), codes.size, jnp.uint32(0))
+    total = jnp.sum(counts, axis=0)
+    ends = row_ends(copies, total, codes.size, _turn_of(total))
     slots = _slot_of_row(copies, ends, ids, nth + jnp.take_along_axis(before, ids, axis=1))
     return jnp.where(is_real, slots, copies.num_slots)
 
@@ -131,6 +134,12 @@ def _level(
         scale = total.astype(jnp.float32) / left.astype(jnp.float32)
         rows = (moved.astype(jnp.float32) * scale).astype(jnp.int32)
     return rows
+
+
+def _turn_of(counts: Int[Array, " E"]) -> UInt32[Array, ""]:
+    """Another one in each layer and step, the same on all devices, or the odd row of an expert would always go to one copy."""
+    odd = 2 * jnp.arange(len(counts), dtype=jnp.uint32) + 1
+    return jnp.sum(counts.astype(jnp.uint32) * odd) * jnp.uint32(MIXER)
 
 
 def _slot_of_row(

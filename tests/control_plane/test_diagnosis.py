@@ -71,6 +71,8 @@ UNEVEN = ((1000, 1000, 1000, 1000), (1000, 900, 800, 400))
         (57.0, ((1000, 900, 800, 510),), False),  # nobody below half
         (57.0, ((100, 90, 80, 40),), False),  # too few tokens to tell
         (57.0, (), False),  # a dense model
+        (57.0, ((0, 0, 0, 0), UNEVEN[1]), True),  # a dense layer and one with experts
+        (57.0, ((0, 0, 0, 0), (0, 0, 0, 0)), False),
     ],
 )
 def test_expert_imbalance(busy_s, experts, is_found):
@@ -96,8 +98,10 @@ def test_on_several_devices_routing_leans_to_the_idle_ones():
     config = CONFIG.model_copy(update={"parallel": parallel})  # not built: parse_config would refuse it
     assert list(expert_imbalance(window_of(QUIET, QUIET), config)) == []  # no rows are known
 
-    def served(*rows: int, waiting: int = 0) -> EngineSnapshot:
-        experts = ExpertStatus(2, 3, ((0, 1, 2, 3, 0, 1),), (rows,), None, waiting, 0, False, (), "", None)
+    def served(*rows: int, waiting: int = 0, slots=(0, 1, 2, 3, 0, 1)) -> EngineSnapshot:
+        experts = ExpertStatus(
+            2, len(slots) // 2, ((), slots), ((0, 0), rows), None, waiting, 0, False, (), "", None
+        )
         return replace(QUIET, busy_s=59.0, expert_tokens=((1000, 0, 600, 400),), experts=experts)
 
     def with_weight(weight: float) -> EngineConfig:
@@ -112,8 +116,18 @@ def test_on_several_devices_routing_leans_to_the_idle_ones():
     (exhausted,) = expert_imbalance(uneven, config)
     assert exhausted.patch is None
     assert "rebalance" in only_what_helps(exhausted, config).why_no_patch
-    (moving,) = expert_imbalance(window_of(QUIET, served(1000, 450, waiting=3)), config)
+    moves_wait = window_of(QUIET, served(1000, 450, waiting=3))
+    (moving,) = expert_imbalance(moves_wait, config)
     assert moving.patch == {"parallel": {"moves_per_step": 4}}
+    # At its bound moves may still wait, and no patch says that they do not.
+    at_bound = config.model_copy(update={"parallel": parallel.model_copy(update={"moves_per_step": 1024})})
+    (stuck,) = expert_imbalance(moves_wait, at_bound)
+    assert stuck.patch is None
+    assert "3 moves wait, at 1024 a step" in stuck.why_no_patch
+    # Without copies no weight does anything.
+    (alone,) = expert_imbalance(window_of(QUIET, served(1000, 450, slots=(0, 1, 2, 3))), with_weight(0.0))
+    assert alone.patch is None
+    assert "parallel.redundant_experts" in alone.why_no_patch
     # On one device the weight does nothing, so it is not offered.
     one_device = CONFIG.model_copy(update={"batch_processing": with_weight(0.0).batch_processing})
     assert only_what_helps(finding, one_device).patch is None

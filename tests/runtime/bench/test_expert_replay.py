@@ -4,6 +4,7 @@ import numpy as np
 
 from runtime.bench.expert_loads import read_recorded
 from runtime.bench.expert_replay import (
+    by_source,
     held_out,
     imbalance_of_steps,
     judge,
@@ -44,13 +45,32 @@ def test_steady_synthetic_loads():
 def test_copies_share_in_each_step_by_its_own_rows():
     """Expert 0 is on devices 0 and 1; device 0 also has the 1, device 1 the 2. Which of these is hot changes in step two."""
     placement = ExpertPlacement(np.array([[0, 1, 0, 2]]), 2, 3)
-    steps = np.array([[[10, 10, 0]], [[10, 0, 10]]])
+    steps = np.array([[[[10, 10, 0]]], [[[10, 0, 10]]]])  # one source: the rows of all are known
     assert loads_of_steps(placement, steps, 0).tolist() == [[[15, 5]], [[5, 15]]]
     leaning = loads_of_steps(placement, steps, 0.5)
     np.testing.assert_allclose(leaning, 10, rtol=0.02)
     # Over both steps equal shares are as even; in each of them they are not.
     assert imbalance_of_steps(loads_of_steps(placement, steps, 0))[0] == 0.5
     assert imbalance_of_steps(leaning)[0] < 0.02
+
+
+def test_each_source_shares_its_own_rows():
+    """Two sources with all their single rows on devices 0 and 1: neither sees what the other has there."""
+    placement = ExpertPlacement(np.array([[0, 1, 0, 2]]), 2, 3)
+    parts = np.array([[[[10, 10, 0]], [[10, 0, 10]]]])  # [steps, sources, L, E]
+    assert loads_of_steps(placement, parts, 0.5)[0].sum() == 40
+    np.testing.assert_allclose(loads_of_steps(placement, parts, 0.5), 20, rtol=0.02)
+    idle = np.array([[[[10, 0, 0]], [[0, 10, 0]]]])
+    by_all = loads_of_steps(placement, idle.sum(axis=1, keepdims=True), 0.5)
+    np.testing.assert_allclose(by_all, 10, rtol=0.02)
+    np.testing.assert_allclose(loads_of_steps(placement, idle, 0.5), [[[15, 5]]])
+
+
+def test_the_parts_of_the_sources_are_the_step():
+    steps = np.random.default_rng(0).integers(0, 50, (3, 2, 5))
+    parts = by_source(steps, 4, np.random.default_rng(1))
+    assert parts.shape == (3, 4, 2, 5)
+    np.testing.assert_array_equal(parts.sum(axis=1), steps)
 
 
 def test_traffic_seen_is_not_the_traffic_judged():

@@ -15,7 +15,10 @@ def test_the_command_writes_every_figure(tmp_path, monkeypatch):
     monkeypatch.setattr(experts, "RECORDED_SHAPES", ((8, 9),))
     monkeypatch.setattr(experts, "SYNTHETIC_SHAPES", ((32, 9), (144, 2)))
     monkeypatch.setattr(experts, "pair_quality", lambda *given: pair_quality(*given, num_layers=1))
-    monkeypatch.setattr(experts, "replay_shift", lambda *given: replay_shift(*given, num_steps=10))
+    monkeypatch.setattr(experts, "replay_shift", lambda *given: replay_shift(*given[:5], num_steps=10))
+    monkeypatch.setattr(experts, "BURSTS", (16,))
+    monkeypatch.setattr(experts, "TRAFFIC_REQUESTS", 150)
+    monkeypatch.setattr(experts, "TRAFFIC_SEEDS", 2)
     file, rows = tmp_path / "experts.json", tmp_path / "rows.npz"
     np.savez(rows, rows_without=np.array([[8, 0]]), rows_with=np.array([[4, 4]]))
     assert main(["experts", "--seeds", "1", "--repeats", "3", "--rows", str(rows), "--json", str(file)]) == 0
@@ -29,6 +32,9 @@ def test_the_command_writes_every_figure(tmp_path, monkeypatch):
     assert result["same_device_duplicates"] == 0
     assert result["imbalance_ep8_over_oracle"] <= 0.10
     assert 0 <= result["imbalance_ep144_pairs"]["own_loads"]["plan_above_bound"] <= 0.01
+    (traffic,) = result["traffic"]
+    assert (traffic["requests_in_a_row"], traffic["seeds"]) == (16, 2)
+    assert 0 < traffic["predicted_with_keys"] < 1
     assert result["plan"]["same_device_duplicates_published"] > 0
     for row in result["held_out"]:  # judged as the engine forecasts: without traffic keys
         below = result["predicted_below_last_window_by"][str(row["windows_in_a_row"])]

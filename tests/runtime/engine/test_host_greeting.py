@@ -7,6 +7,7 @@ import pytest
 
 from runtime.config import parse_config
 from runtime.engine.build import check_same_backend
+from runtime.engine.device_kind import check_same_devices, device_kind
 from runtime.engine.host_greeting import differences, make_greeting
 from runtime.errors import ModelLoadError
 
@@ -47,25 +48,52 @@ class Meeting:
         return found
 
 
-@pytest.mark.parametrize(
-    ("names", "is_same"), [(("xla", "xla"), True), (("xla", "native"), False), (("native", "xla"), False)]
-)
-def test_other_kernels_end_the_start_of_both_hosts(names, is_same) -> None:
+def ends_of_both(check) -> list[str]:
+    """What check(number of the host, meeting) says on two hosts that meet."""
     meeting, ends = Meeting(), SimpleQueue[str]()
 
-    def check(name: str) -> None:
+    def run(number: int) -> None:
         try:
-            check_same_backend(name, meeting)
+            check(number, meeting)
             ends.put("")
         except ModelLoadError as error:
             ends.put(error.message)
 
-    threads = [threading.Thread(target=check, args=(name,)) for name in names]
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    texts = [ends.get_nowait() for _ in threads]
+    return [ends.get_nowait() for _ in threads]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_same"), [(("H200", "H200"), True), (("H200", "H100"), False), (("cpu a", "cpu b"), False)]
+)
+def test_other_devices_end_the_start_of_both_hosts(kinds, is_same) -> None:
+    texts = ends_of_both(lambda number, meeting: check_same_devices(kinds[number], meeting))
+    if is_same:
+        assert texts == ["", ""]
+    else:
+        assert sorted(text.split("this one has ")[1] for text in texts) == sorted(kinds)
+
+
+def test_a_cpu_is_told_by_its_features_whatever_their_order(tmp_path, monkeypatch) -> None:
+    kinds = []
+    for flags in ("fma avx2", "avx2 fma", "avx2"):
+        (tmp_path / "cpuinfo").write_text(f"model name : x\nflags\t\t: {flags}\n\nflags : sse\n")
+        monkeypatch.setattr("runtime.engine.device_kind.CPU_INFO", tmp_path / "cpuinfo")
+        kinds.append(device_kind())
+    assert kinds[0] == kinds[1] != kinds[2]
+    monkeypatch.setattr("runtime.engine.device_kind.CPU_INFO", tmp_path / "none")
+    assert device_kind().startswith("cpu")
+
+
+@pytest.mark.parametrize(
+    ("names", "is_same"), [(("xla", "xla"), True), (("xla", "native"), False), (("native", "xla"), False)]
+)
+def test_other_kernels_end_the_start_of_both_hosts(names, is_same) -> None:
+    texts = ends_of_both(lambda number, meeting: check_same_backend(names[number], meeting))
     if is_same:
         assert texts == ["", ""]
     else:

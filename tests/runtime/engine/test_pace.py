@@ -45,3 +45,13 @@ def test_no_more_than_is_left():
     pace = Pace(lambda: 0.0)
     for left in (5, 5, 5, 5, 5, 2, 1):
         assert pace.do(lambda _: None, left) <= left
+
+
+def test_the_few_layers_left_of_a_plan_do_not_slow_the_next():
+    clock = Clock()
+    pace = Pace(lambda: clock.now_s)
+    for _ in range(20):
+        pace.do(clock.work(0, 1e-4), num_left=1000)
+    before = pace.num_layers
+    assert pace.do(clock.work(0, 1e-4), num_left=2) == 2
+    assert pace.num_layers == before > 4

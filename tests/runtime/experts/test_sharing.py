@@ -131,6 +131,19 @@ def test_single_rows_use_all_copies_of_their_expert():
         assert sorted(np.asarray(slots).ravel().tolist()) == [0, 2, 4, 6]
 
 
+def test_odd_rows_go_to_other_copies_in_other_steps():
+    """One row for expert 0 a step, with other rows beside it: over many steps both copies take about half."""
+    placement = ExpertPlacement(np.array([[0, 1, 0, 2, 3, 4, 5, 6]]), 4, 7)
+    taken = []
+    for seed in range(40):
+        others = np.random.default_rng(seed).integers(1, 7, (DEVICES, TOKENS, 1)).astype(np.int32)
+        others[0, 0] = 0
+        slots = shared_by_all(table_of(placement, 0), others, np.ones((DEVICES, TOKENS), bool))
+        taken.append(int(slots[0, 0, 0]))
+    assert set(taken) == {0, 2}
+    assert 10 <= taken.count(0) <= 30
+
+
 def test_without_copies_the_table_is_all_there_is():
     placement = ExpertPlacement(np.array([[2, 0, 1, 3]]), 2, 4)
     ids = np.array([[[2, 3]], [[0, 1]]], np.int32)
