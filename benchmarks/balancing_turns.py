@@ -1,6 +1,6 @@
 """How long the balancing of experts holds up the engine's thread: every turn between two launches, timed.
 
-    python -m benchmarks.balancing_turns [--weight 0] [--between 0.1] [--windows 60] [--json FILE]
+    python -m benchmarks.balancing_turns [--weight 0] [--between 0.1] [--step-ms 25] [--windows 60] [--json FILE]
 
 58 layers of 256 experts on 32 devices of 9 slots, synthetic Zipf traffic of which 10 % of the experts change now and then.
 Balancing and mover are the engine's own, on a clock of their own; their arrays go to virtual devices of this machine's CPU,
@@ -39,8 +39,7 @@ from runtime.xla_flags import use_virtual_devices
 
 DEVICES, SLOTS = 32, 9
 PUT_DEVICES = 8  # virtual devices that arrays are put on
-STEP_S = 0.025  # of the clock; a window of 0.5 s is 20 steps
-STEPS_OF_WINDOW = 20
+WINDOW_S = 0.5
 SHIFT_EVERY = 10  # windows
 SETTLING = 2  # windows that are not counted: first calls of everything
 STEP_SHARE = 0.7  # of its target that a balanced step takes
@@ -76,8 +75,8 @@ class Arrays:
         self._block(list(self._last.values()))
 
 
-def measure(num_windows: int, weight: float, between: float) -> dict[str, Any]:
-    """Times of turns in milliseconds: those that did something, and the longest one of each window."""
+def measure(num_windows: int, weight: float, between: float, step_s: float) -> dict[str, Any]:
+    """Times of turns in milliseconds: those that did something, and the longest one of each window. step_s: of the clock."""
     use_virtual_devices(PUT_DEVICES)
     from runtime.engine.balancing import ExpertBalancing  # noqa: PLC0415 - brings JAX
     from runtime.engine.expert_mover import ExpertMover  # noqa: PLC0415
@@ -91,7 +90,7 @@ def measure(num_windows: int, weight: float, between: float) -> dict[str, Any]:
     now = [0.0]
     decisions = DecisionLog(4096)
     batch_processing: dict[str, Any] = {
-        "dynamic_adjust_window": f"{round(1e3 * STEP_S * STEPS_OF_WINDOW)}ms",
+        "dynamic_adjust_window": f"{round(1e3 * WINDOW_S)}ms",
         "expert_balance_weight": weight,
         "expert_lean_between": between,
     }
@@ -110,8 +109,8 @@ def measure(num_windows: int, weight: float, between: float) -> dict[str, Any]:
             rates = shifted(rng, rates, 0.1)
         counts = [draw(rng, rates, SYNTHETIC_STEP_TOKENS) for _ in range(4)]
         spent = []
-        for i in range(STEPS_OF_WINDOW):
-            spent.append(_turn(balancing, mover.placement, now, counts[i % 4]))
+        for i in range(round(WINDOW_S / step_s)):
+            spent.append(_turn(balancing, mover.placement, now, counts[i % 4], step_s))
             if balancing.status().reason == "planning":
                 plans[-1] += 1
             elif plans[-1]:
@@ -127,6 +126,7 @@ def measure(num_windows: int, weight: float, between: float) -> dict[str, Any]:
             "devices": DEVICES,
             "slots_per_device": SLOTS,
             "windows": num_windows,
+            "step_ms": 1e3 * step_s,
             "expert_balance_weight": weight,
             "expert_lean_between": between,
             "not_run_on_a_gpu": True,
@@ -141,12 +141,14 @@ def measure(num_windows: int, weight: float, between: float) -> dict[str, Any]:
     }
 
 
-def _turn(balancing: Any, placement: ExpertPlacement, now: list[float], counts: np.ndarray) -> float:
+def _turn(
+    balancing: Any, placement: ExpertPlacement, now: list[float], counts: np.ndarray, step_s: float
+) -> float:
     """One step's rows are told, then the turn: its seconds."""
     rows = np.round(device_loads(placement, counts)).astype(np.int64)
-    now[0] += STEP_S
+    now[0] += step_s
     start = time.perf_counter()
-    balancing.on_step(counts, rows, 1, STEP_S)
+    balancing.on_step(counts, rows, 1, step_s)
     balancing.turn(now[0], STEP_SHARE)
     return time.perf_counter() - start
 
@@ -165,13 +167,22 @@ def main() -> int:
     parser.add_argument(
         "--between", type=float, default=0.0, help="expert_lean_between (default %(default)s)"
     )
+    parser.add_argument(
+        "--step-ms", type=float, default=25.0, help="length of a step, 1 to 500 (default %(default)s)"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if not 1 <= args.windows <= 10_000:
         print(f"--windows must be in [1, 10000], not {args.windows}", file=sys.stderr)
         return 2
-    result = {"machine": machine_stamp()} | measure(args.windows, args.weight, args.between)
+    if not 1 <= args.step_ms <= 500:
+        print(f"--step-ms must be in [1, 500], not {args.step_ms}", file=sys.stderr)
+        return 2
+    result = {"machine": machine_stamp()} | measure(
+        args.windows, args.weight, args.between, args.step_ms / 1e3
+    )
     keys = ("turn_ms", "longest_of_window_ms", "all_of_window_ms")
+    print(f"turns of a plan: {result['turns_of_a_plan']}")
     print_table(
         f"Turns of the balancing, ms; {result['moves']} moves, {result['turns_above_3_ms']} turns above 3 ms",
         ("", "p50", "p90", "p99"),

@@ -78,6 +78,7 @@ class ExpertBalancing:
         self._is_ordered = False  # an operator's moves wait
         self._applied_before = 0  # moves applied when the plan began
         self._looked_s = clock()
+        self._launch_s = 0.0  # the last one's seconds
         self._lean: np.ndarray | None = (
             None  # bias of the choice of experts, [L, E]; None while there is none
         )
@@ -111,6 +112,9 @@ class ExpertBalancing:
     ) -> None:
         """A launch was read: tokens [L, E] and rows [L, devices] of all its steps, seconds of one."""
         self._forecast.on_step(expert_tokens, device_rows, num_steps, step_s)
+        launch_s = num_steps * step_s
+        self._planning_pace.fit(min(launch_s, self._launch_s))  # the shorter one of the last two
+        self._launch_s = launch_s
 
     def turn(self, now_s: float, step_share: float | None) -> None:
         """Between two launches. step_share: a decode step's part of the ITL target; None: not known now."""

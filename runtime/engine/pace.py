@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable
 
 SLICE_S = 1.5e-3  # what a turn may spend on it; a slice of one layer may take longer
+LONGEST_SLICE_S = 5e-3  # beside long launches: tokens that were read wait for it
+LAUNCH_PART = 0.1  # of a launch; the devices have the next one by then, so they do not wait
 ROOMY = 2 / 3  # of a slice
 
 
@@ -17,6 +19,10 @@ class Pace:
     def __init__(self, timer: Callable[[], float] = time.perf_counter, slice_s: float = SLICE_S) -> None:
         self._timer, self._slice_s = timer, slice_s
         self._fitting = deque([1], maxlen=2)
+
+    def fit(self, launch_s: float) -> None:
+        """Launches take so long now: slices may be a tenth of one, within bounds."""
+        self._slice_s = min(max(SLICE_S, LAUNCH_PART * launch_s), LONGEST_SLICE_S)
 
     @property
     def num_layers(self) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.engine.pace import SLICE_S, Pace
+from runtime.engine.pace import LAUNCH_PART, LONGEST_SLICE_S, SLICE_S, Pace
 
 
 class Clock:
@@ -55,3 +55,16 @@ def test_the_few_layers_left_of_a_plan_do_not_slow_the_next():
     before = pace.num_layers
     assert pace.do(clock.work(0, 1e-4), num_left=2) == 2
     assert pace.num_layers == before > 4
+
+
+@pytest.mark.parametrize(
+    ("launch_s", "slice_s"), [(0.0, SLICE_S), (0.03, LAUNCH_PART * 0.03), (9.0, LONGEST_SLICE_S)]
+)
+def test_long_launches_leave_room_for_longer_slices_within_bounds(launch_s, slice_s):
+    clock = Clock()
+    pace = Pace(lambda: clock.now_s)
+    pace.fit(launch_s)
+    for _ in range(50):
+        before = clock.now_s
+        pace.do(clock.work(0, 1e-4), num_left=1000)
+    assert 0.6 * slice_s < clock.now_s - before <= 4 / 3 * slice_s * 1.01
