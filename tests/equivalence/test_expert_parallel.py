@@ -13,6 +13,7 @@ from runtime.adaptive.decision import DecisionLog
 from runtime.adaptive.form_judge import HALVES, WHOLE
 from runtime.config import EngineConfig
 from runtime.engine.balancing import ExpertBalancing
+from runtime.engine.expert_mover import MisfitError
 from runtime.errors import ModelLoadError
 from runtime.experts.placement import Move
 from runtime.ladder.late_compiles import monitor
@@ -225,7 +226,7 @@ def test_an_order_for_another_placement_moves_nothing(four) -> None:
     before, expert = mover.placement, int(mover.placement.slot_experts[0, 1])
     wrong = Move(layer=0, to_slot=5, expert=(expert + 1) % before.num_experts, from_slot=1)
     mover.order([wrong])
-    with pytest.raises(ValueError, match=f"from_slot holds expert {expert}"):
+    with pytest.raises(MisfitError, match=f"from_slot holds expert {expert}"):
         mover.turn(8)
     assert (mover.num_waiting, mover.placement) == (0, before)
     assert four.run(batch("still", 2)) == four.run(batch("still-2", 2))
