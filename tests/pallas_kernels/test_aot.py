@@ -20,7 +20,7 @@ PLANTED = {
     "planted/spill": r"spills \d+ bytes",
     "planted/no wgmma": "has no wgmma instruction",
     "planted/dies": "the compiler ended its process",
-    "planted/hangs": "not compiled after 15 s",
+    "planted/hangs": "not compiled after 30 s",
     "planted/raises": "ValueError: on purpose",
     "planted/dense": r"arrays of \d+ elements or more",
     "planted/exposed": "leaves 2 collectives exposed, at most 0",
