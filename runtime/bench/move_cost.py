@@ -6,6 +6,7 @@ machine's cores, so times are of this machine only; both kinds of steps are.
 """
 
 import argparse
+import gc
 import itertools
 import statistics
 import time
@@ -112,11 +113,15 @@ def measure(num_devices: int, moves_per_step: int, repeats: int, stretches: int)
     mover, steps_of_repeat = loaded.mover, stretches * STRETCH
     assert mover is not None
     moves, plans_s = plan_chain(mover.placement, moves_per_step * (repeats + 1) * steps_of_repeat)
+    loaded.engine.compiler.wait_settled()
+    gc.collect()
+    gc.freeze()  # as the server does
     steps, rounds = Stretches(mover, moves, moves_per_step, top_k), list[dict[bool, list[float]]]()
     for collected in drive(loaded, _requests(repeats, steps_of_repeat), between=steps.before_launch):
         steps.after_read(collected)
         if steps.num_full == (len(rounds) + 1) * steps_of_repeat:
             rounds.append(steps.take())
+    gc.unfreeze()
     copies_s = [loaded.engine.measure_move() for _ in range(NUM_TIMED)]
     alone_s = [_turn_alone(loaded, moves_per_step) for _ in range(NUM_TIMED)]
     return {
