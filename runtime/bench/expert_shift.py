@@ -36,7 +36,7 @@ from runtime.experts.shares import device_loads, equal_shares, imbalance
 
 STEP_S = 0.05  # of the virtual clock
 ASKED_EVERY = 10  # steps: dynamic_adjust_window of 0.5 s
-PLAN_STEPS = 12  # turns that the engine plans 58 layers x 256 experts in (`benchmarks.balancing_turns --step-ms 50`)
+PLAN_STEPS = 12  # turns of a plan, as `benchmarks.balancing_turns --step-ms 50` has them
 STEP_SHARE = 0.7  # of its target that a balanced step takes: expert_load is this times max / mean
 CHANGED_PART = 0.1
 JUDGED_STEP = 50
