@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from runtime.bench.expert_loads import NUM_RECORDED_EXPERTS, STEP_TOKENS, RecordedLoads
-from runtime.engine.traffic_mix import TrafficMix
+from runtime.engine.traffic_mix import TrafficMix, tokens_by_key
 from runtime.experts.balancer import SlotShape, balance
 from runtime.experts.load_predictor import LoadPredictor
 from runtime.experts.shares import device_loads, imbalance
@@ -71,7 +71,7 @@ def replay_traffic(
         window = np.zeros((loads.num_layers, NUM_RECORDED_EXPERTS), np.int64)
         for plan, result in itertools.islice(launches, WINDOW_LAUNCHES):
             mix.on_step(plan, result, plan.num_steps)
-            window += _draw(rng, tasks, _tokens_by_key(plan, result))
+            window += _draw(rng, tasks, tokens_by_key(plan, result))
         if not window.any():
             break
         if number >= WARM_WINDOWS:
@@ -149,12 +149,3 @@ def _launches(scheduler: Scheduler, requests: Iterator[Request]) -> Iterator[tup
         )
         scheduler.collect(plan, result)
         yield plan, result
-
-
-def _tokens_by_key(plan: StepPlan, result: StepResult) -> Counter[str]:
-    tokens: Counter[str] = Counter()
-    for chunk, ids in zip(plan.chunks, result.token_ids, strict=True):
-        tokens[chunk.sequence.request.traffic_key] += (
-            chunk.num_tokens if plan.phase is Phase.PREFILL else len(ids)
-        )
-    return tokens

@@ -31,17 +31,17 @@ class TrafficMix:
 
     def on_step(self, plan: StepPlan, result: StepResult, num_steps: int) -> None:
         """A launch was read."""
+        tokens = tokens_by_key(plan, result)
         if plan.phase is Phase.PREFILL:
+            self._prefilled.update(tokens)
             for chunk in plan.chunks:
                 key = chunk.sequence.request.traffic_key
-                self._prefilled[key] += chunk.num_tokens
                 if chunk.is_new_row:  # what stands before the first chunk came from the prefix cache
                     self._admitted[key] = self._admitted.get(key, 0) + chunk.sequence.prefill_end
                     self._cached[key] = self._cached.get(key, 0) + chunk.start
             return
         self._num_steps += num_steps
-        for chunk, token_ids in zip(plan.chunks, result.token_ids, strict=True):
-            self._decoded[chunk.sequence.request.traffic_key] += len(token_ids)
+        self._decoded.update(tokens)
 
     def end_window(self) -> Mixes:
         """Tokens by key of the window that ends, and as foreseen those of the next; None where no token has a key.
@@ -79,6 +79,14 @@ class TrafficMix:
         admitted = self._admitted.get(key)
         computed_part = max(0.0, 1 - self._cached[key] / admitted) if admitted else 1.0
         return sequence.prefill_len * computed_part
+
+
+def tokens_by_key(plan: StepPlan, result: StepResult) -> Counter[str]:
+    """Tokens that a launch computed, by traffic key."""
+    is_prefill, tokens = plan.phase is Phase.PREFILL, Counter[str]()
+    for chunk, token_ids in zip(plan.chunks, result.token_ids, strict=True):
+        tokens[chunk.sequence.request.traffic_key] += chunk.num_tokens if is_prefill else len(token_ids)
+    return tokens
 
 
 def _most(tokens: Mapping[str, float]) -> dict[str, float] | None:
